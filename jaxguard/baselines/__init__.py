@@ -1,0 +1,1 @@
+"""Simple guards on the same inputs: what a result has to be compared with."""

@@ -1,0 +1,236 @@
+"""The command line: parse, build the configuration, call one library function, print what it did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jaxguard
+from jaxguard.config import load_config
+from jaxguard.types import JaxguardError
+
+DESCRIPTION = """\
+jaxguard says, before an LLM agent's tool call runs, whether it may: PASS, HOLD or BLOCK.
+
+From traces to verdicts:
+  1. convert    traces in any known format -> trajectories       (or: generate drift trajectories)
+  2. embed      texts of trajectories -> feature store
+  3. train      world model, then risk heads -> run folder
+  4. calibrate  thresholds at a chosen false-alert level -> guard bundle
+  5. evaluate   held-out trajectories -> tables and an HTML report
+  6. score      an archive of traces -> Parquet, one row per step
+"""
+OVERRIDES = (
+    "settings as dotted key=value pairs, applied after the config file, e.g. "
+    "stage1.steps=500 model=paper decision.alpha_hold=0.05"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0 done, 1 refused with a message, 2 misuse."""
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="%(message)s")
+    # orbax and absl report every save at INFO.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    try:
+        arguments.function(arguments)
+    except JaxguardError as error:
+        print(f"jaxguard {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"jaxguard {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    parser = argparse.ArgumentParser(
+        prog="jaxguard", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"jaxguard {jaxguard.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(
+        name: str, function: Callable[[argparse.Namespace], None], help_text: str, *, config: bool = False
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+        sub.set_defaults(function=function)
+        sub.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
+        if config:
+            sub.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings (see configs/)")
+            sub.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
+        return sub
+
+    def quiet(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--quiet", action="store_true", help="no progress bars")
+
+    command("formats", _formats, "list the trace formats that convert and score recognise")
+
+    sub = command("convert", _convert, "turn traces of a known format into trajectories")
+    sub.add_argument("path", type=Path, help="a trace file (.json, .jsonl, either also .gz) or a folder of them")
+    sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for trajectories and rejects")
+    sub.add_argument("--format", metavar="NAME", help="format of the traces; recognised by itself if left out")
+
+    sub = command("generate", _generate, "make seeded drift trajectories (data.drift.* settings)", config=True)
+    sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the trajectories")
+
+    sub = command("embed", _embed, "encode the texts of trajectories into a feature store", config=True)
+    sub.add_argument("--trajectories", type=Path, action="append", required=True, metavar="DIR",
+                     help="converted or generated trajectories; may be given several times")  # fmt: skip
+    sub.add_argument("--store", type=Path, required=True, metavar="DIR", help="feature store; texts in it are kept")
+    quiet(sub)
+
+    sub = command("train", _train, "train the world model and the risk heads; resumes where it stopped", config=True)
+    sub.add_argument("--out", type=Path, required=True, metavar="RUN", help="run folder")
+    sub.add_argument("--fresh", action="store_true", help="delete an earlier run in RUN and start over")
+    quiet(sub)
+
+    sub = command("calibrate", _calibrate, "set the thresholds of a trained run at its false-alert levels")
+    sub.add_argument("run", type=Path, metavar="RUN", help="run folder that train wrote")
+
+    sub = command("evaluate", _evaluate, "score a held-out part of a run, print tables and write the report")
+    sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
+    sub.add_argument("--part", default="test", help="part of the split (default: %(default)s)")
+
+    sub = command("score", _score, "score an archive of traces with a guard bundle")
+    sub.add_argument("archive", type=Path, metavar="ARCHIVE", help="trace file or folder, or converted trajectories")
+    sub.add_argument("--guard", type=Path, required=True, metavar="BUNDLE", help="guard bundle (RUN/guard)")
+    sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
+    sub.add_argument("--store", type=Path, metavar="DIR", help="feature store to reuse (default: DIR/features)")
+    sub.add_argument("--format", metavar="NAME", help="format of the traces; recognised by itself if left out")
+    quiet(sub)
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in values.items() if value)
+
+
+def _formats(_: argparse.Namespace) -> None:
+    from jaxguard.traces.registry import all_readers
+
+    for reader in all_readers():
+        _say(f"{reader.name:16} {reader.description}")
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    from jaxguard.traces.convert import convert
+
+    report = convert(arguments.path, arguments.out, format=arguments.format)
+    for file in report.files:
+        found = ", ".join(f"{count:,} {name}" for name, count in file.formats.items()) or "nothing recognised"
+        problem = f"; {file.error}" if file.error else ""
+        _say(f"{file.file}: {found}; {file.rejected:,} rejected{problem}")
+    if report.skipped_files:
+        _say(f"not read: {', '.join(report.skipped_files)}")
+    _say(_pairs(report.counts))
+    _say(f"wrote {arguments.out}")
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    from jaxguard.traces.drift import generate
+    from jaxguard.traces.jsonl import TRAJECTORIES_FILE, write_trajectories
+
+    drift = load_config(arguments.config, arguments.overrides).data.drift
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    count = write_trajectories(generate(drift.trajectories, drift.seed), arguments.out / TRAJECTORIES_FILE)
+    _say(f"wrote {count:,} drift trajectories of seed {drift.seed} to {arguments.out}")
+
+
+def _embed(arguments: argparse.Namespace) -> None:
+    from itertools import chain
+
+    from tqdm import tqdm
+
+    from jaxguard.features.embed import embed
+    from jaxguard.features.encoder import load_encoder
+    from jaxguard.features.store import FeatureStore
+    from jaxguard.traces.jsonl import read_trajectories
+
+    config = load_config(arguments.config, arguments.overrides)
+    encoder = load_encoder(config.encoder)
+    store = FeatureStore.create_or_open(arguments.store, encoder.fingerprint, encoder.dim)
+    with tqdm(desc="embed", unit="text", disable=arguments.quiet) as bar:
+        report = embed(
+            chain.from_iterable(read_trajectories(path) for path in arguments.trajectories),
+            store,
+            encoder,
+            thought=config.data.thought,
+            progress=lambda done, _known: bar.update(done - bar.n),
+        )
+    _say(
+        f"{report.unique:,} distinct texts of {report.trajectories:,} trajectories: {report.embedded:,} encoded by "
+        f"{encoder.fingerprint} at {report.texts_per_s:.0f} texts/s, {report.already_there:,} were there"
+    )
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from jaxguard.run import train
+
+    config = load_config(arguments.config, arguments.overrides)
+    guard = train(config, arguments.out, fresh=arguments.fresh, progress=not arguments.quiet)
+    _say(f"trained {config.name} in {guard.provenance['training_seconds']} s; wrote {arguments.out / 'guard'}")
+
+
+def _calibrate(arguments: argparse.Namespace) -> None:
+    from jaxguard.run import calibrate_run
+
+    calibration = calibrate_run(arguments.run).calibration
+    assert calibration is not None  # calibrate_run sets it
+    block, hold = calibration.band()
+    for name, threshold, band in (("BLOCK", calibration.block, block), ("HOLD", calibration.hold, hold)):
+        _say(
+            f"{name} above {threshold.value:.4f}: alpha {threshold.alpha:g} on {threshold.n:,} safe trajectories; the "
+            f"true false-alert level is {band.low:.3f} to {band.high:.3f} with {band.level:.0%} probability"
+        )
+    if calibration.group_key:
+        _say(
+            f"own thresholds for {calibration.group_key}: {', '.join(calibration.hold_groups) or 'none'}; "
+            f"pooled (too few): {', '.join(calibration.hold_too_small) or 'none'}"
+        )
+    _say(f"fusion: {json.dumps(calibration.provenance.get('fusion', {}))}, weights {calibration.fusion.weights}")
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from jaxguard.evaluation.table import render
+    from jaxguard.run import evaluate_run
+
+    result, _, page = evaluate_run(arguments.run, arguments.part)
+    _say(render(result))
+    _say(f"wrote {page}")
+
+
+def _score(arguments: argparse.Namespace) -> None:
+    from jaxguard.guard import Guard
+    from jaxguard.scoring.archive import score_archive
+
+    report = score_archive(
+        arguments.archive,
+        Guard.load(arguments.guard),
+        arguments.out,
+        store=arguments.store,
+        format=arguments.format,
+        progress=not arguments.quiet,
+    )
+    counts, seconds = report.counts, report.seconds
+    _say(
+        f"{counts['records']:,} records: {counts['trajectories']:,} trajectories scored, {counts['rejected']:,} rejected; "
+        f"{counts['steps_scored']:,} steps ({counts['steps_scored'] / max(seconds['score'], 1e-9):,.0f} steps/s)"
+    )
+    _say(f"trajectories: {_pairs(report.decisions)}")
+    _say(f"wrote {arguments.out}")

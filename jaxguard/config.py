@@ -1,0 +1,352 @@
+"""Experiment configuration: frozen dataclasses, one YAML file, dotted overrides.
+
+A config file names only what differs from the defaults below, which are the paper's where the paper
+gives a value. Unknown keys, wrong types and impossible values are errors that name the key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxguard.types import JaxguardError
+
+SEED = 20260701
+
+
+class ConfigError(JaxguardError):
+    """A configuration key is unknown or its value impossible."""
+
+
+def _require(condition: bool, key: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ConfigError(f"{key}: got {value!r}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """How trajectories are divided; groups never stand on both sides.
+
+    ``validation`` chooses checkpoints and fusion weights, ``calibration`` sets thresholds, ``test`` is only
+    reported. ``group_by`` is ``"group"`` (the reader's key) or the name of a metadata field; ``join_actions``
+    also keeps trajectories with equal actions together. ``file`` reuses the ids that an earlier run wrote.
+    """
+
+    train: float = 0.5
+    validation: float = 0.1
+    calibration: float = 0.2
+    test: float = 0.2
+    group_by: str = "group"
+    join_actions: bool = False
+    seed: int = SEED
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        total = self.train + self.validation + self.calibration + self.test
+        _require(abs(total - 1.0) < 1e-6, "split", total, "train + validation + calibration + test = 1")
+
+
+@dataclass(frozen=True)
+class DriftConfig:
+    """The drift generator: how many trajectories, from which seed."""
+
+    trajectories: int = 800
+    seed: int = SEED
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Converted trajectories (files or folders written by ``jaxguard convert``) and their features."""
+
+    trajectories: tuple[str, ...] = ()
+    store: str = ""
+    split: SplitConfig = field(default_factory=SplitConfig)
+    drift: DriftConfig = field(default_factory=DriftConfig)
+    thought: bool = False
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Which frozen encoder makes the features; ``None`` stands for the preset's value.
+
+    Attributes:
+        name: ``"minilm"`` (embedded), ``"qwen3-4b-instruct-2507"`` or ``"hf"`` (any Hugging Face model folder).
+        path: Folder of the model; needed by every preset but the embedded one.
+        layer: Index into transformers' ``hidden_states``; 0 is the embedding output.
+        max_tokens: Tokens of one window, special tokens included.
+        dtype: Arithmetic of the forward pass: ``"float32"``, ``"bfloat16"``, ``"float16"``.
+        device: PyTorch device, e.g. ``"cuda"``; the embedded encoder runs where JAX runs.
+        batch_tokens: Tokens of a full batch.
+    """
+
+    name: str = "minilm"
+    path: str | None = None
+    layer: int | None = None
+    max_tokens: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    batch_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the world model: D ``deter``, S ``stoch`` categoricals of C ``classes``, E ``embed_dim``."""
+
+    embed_dim: int = 384
+    deter: int = 256
+    stoch: int = 16
+    classes: int = 16
+    hidden: int = 256
+    unimix: float = 0.01
+    adapter_dim: int = 64
+    adapter_scale: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name in ("embed_dim", "deter", "stoch", "classes", "hidden", "adapter_dim"):
+            _require(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "a positive integer")
+        _require(0.0 <= self.unimix < 1.0, "model.unimix", self.unimix, "a share in [0, 1)")
+
+
+MODEL_PRESETS: Mapping[str, ModelConfig] = {
+    "small": ModelConfig(),
+    "paper": ModelConfig(embed_dim=2560, deter=512, stoch=32, classes=32, hidden=512, adapter_dim=128),
+}
+
+
+@dataclass(frozen=True)
+class Stage1Config:
+    """World-model pretraining (paper, eq. 4-6): loss scales, and the length of training.
+
+    ``posterior_scale`` weighs the auxiliary prediction from the posterior feature beside the
+    prediction from the prior feature, which has weight 1.
+    """
+
+    steps: int = 2000
+    batch_size: int = 8
+    learning_rate: float = 2e-4
+    pred_scale: float = 1.25
+    posterior_scale: float = 1.0
+    kl_scale: float = 0.03
+    free_nats: float = 0.2
+    clip_norm: float = 100.0
+
+
+@dataclass(frozen=True)
+class Stage2Config:
+    """Risk-supervised training (paper, eq. 7-10).
+
+    ``world_model_scale`` multiplies the learning rate of the world-model modules on the path to the
+    heads; the GRU core stays frozen. ``unlabelled_hazard`` says what an unsafe trajectory without a
+    reliable first hazard step teaches: ``"skip"`` nothing, ``"last_step"`` that its last step is the hazard.
+    """
+
+    steps: int = 1500
+    batch_size: int = 8
+    learning_rate: float = 2e-4
+    world_model_scale: float = 0.25
+    horizon: int = 3
+    rho: float = 2.0
+    unlabelled_hazard: str = "skip"
+    clip_norm: float = 100.0
+
+    def __post_init__(self) -> None:
+        _require(self.horizon >= 0, "stage2.horizon", self.horizon, "0 or more steps")
+        _require(self.rho > 0, "stage2.rho", self.rho, "a positive number of steps")
+        _require(
+            self.unlabelled_hazard in ("skip", "last_step"),
+            "stage2.unlabelled_hazard",
+            self.unlabelled_hazard,
+            "'skip' or 'last_step'",
+        )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What both stages share.
+
+    ``max_steps`` is the longest trajectory seen in training (longer ones are cut there; scoring never cuts).
+    ``validate_every`` and ``checkpoint_every`` count optimiser steps. ``select`` keeps the parameters of the
+    ``"best"`` validation loss or of the ``"last"`` step.
+    """
+
+    seed: int = SEED
+    max_steps: int = 64
+    validate_every: int = 200
+    checkpoint_every: int = 500
+    select: str = "best"
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.select in ("best", "last"), "train.select", self.select, "'best' or 'last'")
+
+
+@dataclass(frozen=True)
+class DecisionConfig:
+    """Evidence, fusion and thresholds (paper, eq. 11-14).
+
+    ``alpha_hold`` and ``alpha_block`` are false-alert levels per safe trajectory. ``fit_fusion`` fits the
+    noisy-or weights on the validation split. ``mondrian`` names a metadata field whose groups get
+    thresholds of their own where they are large enough.
+    """
+
+    alpha_hold: float = 0.10
+    alpha_block: float = 0.05
+    beta: float = 0.7
+    window: int = 3
+    fit_fusion: bool = True
+    mondrian: str | None = None
+    paper_rule: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("alpha_hold", "alpha_block"):
+            _require(0 < getattr(self, name) < 1, f"decision.{name}", getattr(self, name), "a level in (0, 1)")
+        _require(0 <= self.beta < 1, "decision.beta", self.beta, "a factor in [0, 1)")
+        _require(self.window >= 1, "decision.window", self.window, "1 or more steps")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Bootstrap resamples and how many timelines the report shows."""
+
+    resamples: int = 1000
+    seed: int = SEED
+    timelines: int = 8
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment, from data to report. ``model_preset`` sets sizes; ``model`` overrides single ones."""
+
+    name: str = "experiment"
+    data: DataConfig = field(default_factory=DataConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    stage1: Stage1Config = field(default_factory=Stage1Config)
+    stage2: Stage2Config = field(default_factory=Stage2Config)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decision: DecisionConfig = field(default_factory=DecisionConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config as plain JSON-like values (tuples become lists)."""
+    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    return value
+
+
+def from_dict(values: Mapping[str, Any], cls: type[Any] = Config, prefix: str = "") -> Any:
+    """Builds ``cls`` from nested mappings; keys that ``cls`` lacks raise :class:`ConfigError`."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{prefix.rstrip('.') or 'config'}: got {values!r}, expected a mapping of keys")
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {prefix}{close[0]}?" if close else ""
+            raise ConfigError(f"{prefix}{key}: unknown key{hint} Known here: {', '.join(sorted(known))}")
+        arguments[key] = _convert(value, hints[key], f"{prefix}{key}")
+    return cls(**arguments)
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if key == "model" and isinstance(value, str):
+            if value not in MODEL_PRESETS:
+                raise ConfigError(f"model: got {value!r}, expected one of {', '.join(MODEL_PRESETS)} or a mapping")
+            return MODEL_PRESETS[value]
+        if key == "model" and isinstance(value, Mapping) and "preset" in value:
+            rest = {k: v for k, v in value.items() if k != "preset"}
+            base = to_dict(_convert(value["preset"], hint, key))
+            return from_dict({**base, **rest}, ModelConfig, "model.")
+        return from_dict(value, typing.cast(type[Any], hint), f"{key}.")
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if value is None:
+        if type(None) in options:
+            return None
+        raise ConfigError(f"{key}: got null, expected {_name(hint)}")
+    for option in options:
+        if typing.get_origin(option) is tuple:
+            items = [value] if isinstance(value, str) else value
+            if isinstance(items, list | tuple) and all(isinstance(v, str) for v in items):
+                return tuple(items)
+        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif option is float and isinstance(value, str):
+            try:  # YAML 1.1 reads 2e-4 (no dot) as text
+                return float(value)
+            except ValueError:
+                continue
+        elif option in (int, str, bool) and type(value) is option:
+            return value
+    raise ConfigError(f"{key}: got {value!r} ({type(value).__name__}), expected {_name(hint)}")
+
+
+def _name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Reads a YAML file (or nothing) and applies ``key.sub=value`` overrides in order.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong type or impossible value.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"config file {path}: {error.strerror or error}") from error
+        try:
+            loaded = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"config file {path}: not valid YAML: {error}") from error
+        if loaded is not None and not isinstance(loaded, dict):
+            raise ConfigError(f"config file {path}: got {type(loaded).__name__}, expected a mapping of keys")
+        values = loaded or {}
+    for override in overrides:
+        key, separator, raw = override.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"override {override!r}: expected key=value, e.g. stage1.steps=500")
+        try:
+            value = yaml.safe_load(raw)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {override!r}: not valid YAML: {error}") from error
+        _assign(values, key.split("."), value, key)
+    return typing.cast(Config, from_dict(values))
+
+
+def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:
+    for part in path[:-1]:
+        child = values.get(part)
+        if part == "model" and isinstance(child, str):
+            child = {"preset": child}
+        if child is None:
+            child = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {key}: {part} holds {child!r}, expected a group of keys")
+        values[part] = child
+        values = child
+    values[path[-1]] = value
+
+
+def dump_config(config: Config, path: str | Path) -> None:
+    """Writes every key, defaults included, as YAML that :func:`load_config` reads back equal."""
+    Path(path).write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")

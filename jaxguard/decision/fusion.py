@@ -1,0 +1,174 @@
+"""Fits the fusion (beta, W and the noisy-or weights) on a split that sets no threshold.
+
+The papers say "calibrated fusion weights" and not how. Here: a small grid, judged by how well the
+trajectory maximum of S_t separates unsafe from safe trajectories. Fitted on the calibration split, the
+weights would have seen the trajectories whose maxima set the thresholds, and the level would be void;
+hence ids are asked for and an overlap is an error.
+
+With few trajectories the best of hundreds of grid points is mostly luck. Two guards: fewer than
+``min_class`` trajectories of either class leave the defaults as they are, and among the points within
+``tolerance`` of the best criterion the one nearest to the defaults wins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
+
+from jaxguard.decision.conformal import exact_level
+from jaxguard.decision.evidence import (
+    Bools,
+    EvidenceError,
+    Floats,
+    FusionParams,
+    evidence,
+    noisy_or,
+    smooth,
+    trajectory_max,
+)
+
+Criterion = Literal["auroc", "sr_at_fpr"]
+
+DEFAULT_FUSION = FusionParams()
+
+
+@dataclass(frozen=True, slots=True)
+class FusionGrid:
+    """The points to try: every combination of these values (all weights zero left out)."""
+
+    beta: tuple[float, ...] = (0.5, 0.7, 0.85)
+    window: tuple[int, ...] = (3, 5)
+    w_hazard: tuple[float, ...] = (0.0, 0.5, 1.0)
+    w_ema: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    w_win: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FusionFit:
+    """Outcome of :func:`fit_fusion`.
+
+    Attributes:
+        params: The parameters to use.
+        criterion: What was maximised.
+        value: Its value at ``params`` on the fit split; NaN where a class is empty.
+        default_value: Its value at the defaults.
+        best_value: The best of the grid; ``value`` lies within the tolerance below it.
+        fitted: False where too few trajectories left the defaults in place.
+        safe: Safe trajectories of the fit split.
+        unsafe: Unsafe trajectories of the fit split.
+        tried: Grid points compared.
+    """
+
+    params: FusionParams
+    criterion: Criterion
+    value: float
+    default_value: float
+    best_value: float
+    fitted: bool
+    safe: int
+    unsafe: int
+    tried: int
+
+
+def fit_fusion(
+    hazard: ArrayLike,
+    prefix: ArrayLike,
+    lengths: ArrayLike,
+    unsafe: ArrayLike,
+    *,
+    ids: Sequence[str],
+    calibration_ids: Collection[str],
+    criterion: Criterion = "auroc",
+    alpha: float = 0.1,
+    grid: FusionGrid | None = None,
+    default: FusionParams = DEFAULT_FUSION,
+    min_class: int = 20,
+    tolerance: float = 1e-3,
+) -> FusionFit:
+    """Chooses fusion parameters on the fit split.
+
+    Args:
+        hazard: ``[N]`` hazard risks of all steps, trajectory after trajectory.
+        prefix: ``[N]`` prefix risks.
+        lengths: ``[B]`` steps per trajectory.
+        unsafe: ``[B]`` trajectory labels.
+        ids: ``[B]`` trajectory ids.
+        calibration_ids: Ids of the trajectories that will set the thresholds.
+        criterion: ``"auroc"`` of the trajectory maxima, or ``"sr_at_fpr"``: the share of unsafe
+            trajectories above the (1 - alpha) quantile of the safe ones.
+        alpha: False-alert level of ``"sr_at_fpr"``.
+        grid: Points to try.
+        default: Parameters to prefer on ties and to fall back to.
+        min_class: Fewer safe or fewer unsafe trajectories than this leave ``default`` in place.
+        tolerance: Criterion differences up to this count as ties.
+
+    Raises:
+        EvidenceError: Arrays disagree, a risk lies outside [0, 1], ids repeat or overlap with
+            ``calibration_ids``.
+    """
+    labels = np.asarray(unsafe, dtype=bool)
+    sizes = np.asarray(lengths)
+    if not len(ids) == len(labels) == len(sizes):
+        raise EvidenceError(
+            f"ids, unsafe, lengths: got {len(ids)}, {len(labels)}, {len(sizes)} entries, expected one count"
+        )
+    if len(set(ids)) != len(ids):
+        raise EvidenceError(f"ids: {len(ids) - len(set(ids))} repeat, expected each trajectory once")
+    shared = set(ids) & set(calibration_ids)
+    if shared:
+        raise EvidenceError(
+            f"ids: {len(shared)} trajectories of the fit split also set the thresholds (e.g. {min(shared)!r}), "
+            "expected disjoint splits"
+        )
+    base = evidence(hazard, prefix, sizes, default)
+
+    def judge(params: FusionParams, ema: Floats, win: Floats) -> float:
+        fused = noisy_or(base.hazard, ema, win, params.weights)
+        return _judge(trajectory_max(fused, sizes), labels, criterion, alpha)
+
+    n_unsafe, n_safe = int(labels.sum()), int((~labels).sum())
+    default_value = judge(default, base.ema, base.win)
+    if min(n_unsafe, n_safe) < max(min_class, 1):
+        return FusionFit(default, criterion, default_value, default_value, default_value, False, n_safe, n_unsafe, 1)
+
+    points = grid or FusionGrid()
+    tried: list[tuple[float, FusionParams]] = [(default_value, default)]
+    for beta, window in itertools.product(points.beta, points.window):
+        ema, win = smooth(base.prefix, sizes.astype(np.int64), beta, window)
+        for weights in itertools.product(points.w_hazard, points.w_ema, points.w_win):
+            if any(weights):
+                params = FusionParams(beta, window, *weights)
+                tried.append((judge(params, ema, win), params))
+    best = max(value for value, _ in tried)
+    value, params = min(
+        ((value, params) for value, params in tried if value >= best - tolerance),
+        key=lambda point: (_distance(point[1], default), -point[0], _order(point[1])),
+    )
+    return FusionFit(params, criterion, value, default_value, best, True, n_safe, n_unsafe, len(tried))
+
+
+def _judge(maxima: Floats, unsafe: Bools, criterion: Criterion, alpha: float) -> float:
+    n_unsafe, n_safe = int(unsafe.sum()), int((~unsafe).sum())
+    if not n_unsafe or not n_safe:
+        return float("nan")
+    if criterion == "auroc":
+        ranks: NDArray[np.float64] = rankdata(maxima)
+        return float((ranks[unsafe].sum() - n_unsafe * (n_unsafe + 1) / 2) / (n_unsafe * n_safe))
+    allowed = int(exact_level(alpha) * n_safe)
+    cut = np.sort(maxima[~unsafe])[n_safe - 1 - allowed]
+    return float((maxima[unsafe] > cut).mean())
+
+
+def _distance(params: FusionParams, default: FusionParams) -> float:
+    weights = sum(abs(a - b) for a, b in zip(params.weights, default.weights, strict=True))
+    return weights + abs(params.beta - default.beta) + abs(params.window - default.window) / 10
+
+
+def _order(params: FusionParams) -> tuple[float, ...]:
+    return (params.beta, params.window, *params.weights)

@@ -1,0 +1,88 @@
+"""The evaluation as plain text, at most 100 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+
+from jaxguard.evaluation.evaluate import GUARD, Counts, Evaluation, Section
+from jaxguard.evaluation.wording import number, span, visible
+
+COLUMNS = {
+    "sr": "SR",
+    "fpr": "FPR",
+    "f1": "F1",
+    "precision": "Prec",
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "phir": "PHIR",
+    "phir_minus_fpr": "PHIR-FPR",
+    "mas": "MAS",
+}
+WIDTH = 100
+TITLES = {"all": "All trajectories", "source": "Data set", "risk_type": "Risk type", "domain": "Domain"}
+
+
+def render(evaluation: Evaluation, *, sections: int | None = None) -> str:
+    """Tables of all sections (or the first ``sections``), with intervals under the guard's row."""
+    e = evaluation
+    lines = []
+    for section in e.sections[:sections]:
+        lines += [*_section(section), ""]
+    notes = [
+        f"Under {GUARD}: {e.level:.0%} cluster-bootstrap intervals, {e.resamples:,} resamples, seed {e.seed}.",
+        f"Thresholds: BLOCK hazard > {e.lambda_block:.4f} (alpha {e.alpha_block:g}), HOLD fused > "
+        f"{e.lambda_hold:.4f} (alpha {e.alpha_hold:g}), {e.calibration_n:,} safe trajectories.",
+    ]
+    if e.level_check is not None:
+        c = e.level_check
+        notes.append(
+            f"False-alert level of HOLD: nominal {c.nominal:g}, achieved {c.achieved:.3f} on {c.tested:,} safe; "
+            f"expected {c.observed.low:.3f}–{c.observed.high:.3f}: {c.verdict} the band."
+        )
+    if e.latency_ms:
+        notes.append(
+            "Latency, ms per step: " + ", ".join(f"{name} {value:.2f}" for name, value in e.latency_ms.items()) + "."
+        )
+    decided = ", ".join(f"{name} {count:,}" for name, count in e.decisions.items() if name != "nonfinite")
+    notes.append(f"Steps: {decided}; held because a score was not finite: {e.decisions['nonfinite']:,}.")
+    return "\n".join(lines + [line for note in notes for line in textwrap.wrap(note, WIDTH)]) + "\n"
+
+
+def describe(counts: Counts) -> str:
+    """Counts in one sentence, the excluded ones included."""
+    c = counts
+    text = f"{c.trajectories:,} trajectories ({c.unsafe:,} unsafe, {c.safe:,} safe) in {c.clusters:,} groups"
+    notes = [
+        f"{count:,} {what}"
+        for count, what in (
+            (c.unlabelled, "unlabelled"),
+            (c.zero_steps, "without steps"),
+            (c.excluded_unreliable + c.excluded_no_step, "unsafe not timed"),
+        )
+        if count
+    ]
+    return text + ("; " + ", ".join(notes) if notes else "")
+
+
+def _section(section: Section) -> list[str]:
+    title = TITLES[section.kind] if section.kind == "all" else f"{TITLES[section.kind]}: {visible(section.name)}"
+    lines = [title[:WIDTH], *_wrap(describe(section.counts))]
+    lines.append(f"{'':18}" + "".join(f"{head:>9}" for head in COLUMNS.values()))
+    for name, metrics in section.rows.items():
+        cells = [number(metrics[key].value, key) if key in metrics else "" for key in COLUMNS]
+        lines.append(f"{visible(name)[:17]:18}" + "".join(f"{cell:>9}" for cell in cells))
+        if name == GUARD:
+            spans = [span(metrics[key], key) if key in metrics else "" for key in COLUMNS]
+            if any(spans):
+                lines.append(f"{'':18}" + "".join(f"{cell:>9}" for cell in spans))
+    ours = section.rows[GUARD]
+    lines.append(
+        f"  max hazard AUROC {number(ours['auroc_hazard'].value)}, step hazard AUROC "
+        f"{number(ours['step_auroc'].value)} on {section.counts.supervised_steps:,} steps; "
+        f"PHIR cannot exceed {number(ours['phir_ceiling'].value)}"
+    )
+    return lines
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")

@@ -1,0 +1,68 @@
+"""Numbers and foreign text as a reader should see them, in a terminal and in a report."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from jaxguard.evaluation.bootstrap import Interval
+
+STEP_METRICS = frozenset({"mas"})
+_BIDI = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def number(value: float, metric: str = "", *, digits: int | None = None) -> str:
+    """A value as text, a dash where undefined; steps with fewer digits than shares."""
+    if not math.isfinite(value):
+        return "–"
+    places = digits if digits is not None else (2 if metric in STEP_METRICS else 3)
+    text = f"{value:.{places}f}"
+    return text.replace("-", "−") if float(text) else f"{0:.{places}f}"
+
+
+def span(interval: Interval, metric: str = "") -> str:
+    """An interval as text, short enough for a column; empty where there is none."""
+    if not (math.isfinite(interval.low) and math.isfinite(interval.high)):
+        return ""
+    places = 1 if metric in STEP_METRICS else 2
+    return "–".join(_short(end, places) for end in (interval.low, interval.high))
+
+
+def _short(value: float, places: int) -> str:
+    text = number(value, digits=places)
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "−0.")) else text
+
+
+def visible(text: str) -> str:
+    """Text without characters that move a cursor, reverse the reading order or break a line.
+
+    Line breaks and tabs become spaces; other control characters, lone surrogates and bidirectional
+    overrides become U+FFFD, so that nobody can hide an argument from a reviewer.
+    """
+    return "".join(_visible(c) for c in text)
+
+
+def clip(text: str, length: int) -> str:
+    """Visible text of at most ``length`` characters, with an ellipsis where something was cut."""
+    shown = visible(text[: 4 * length])
+    return shown if len(shown) <= length and len(text) <= 4 * length else shown[: length - 1].rstrip() + "…"
+
+
+def arguments(values: Mapping[str, Any] | None, raw: str | None, length: int) -> str:
+    """A call's arguments in one short line."""
+    if values is None:
+        return clip(raw or "", length)
+    return clip(", ".join(f"{k}={_literal(v, length)}" for k, v in values.items()), length)
+
+
+def _literal(value: Any, length: int) -> str:
+    return value[:length] if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)[:length]
+
+
+def _visible(char: str) -> str:
+    if char in "\n\r\t\u2028\u2029":
+        return " "
+    return "\ufffd" if char in _BIDI or unicodedata.category(char) in ("Cc", "Cs") else char

@@ -1,0 +1,377 @@
+"""The guard: encoder, world model and decision as one bundle, for archives and for live sessions."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from jaxguard.config import Config, from_dict, to_dict
+from jaxguard.decision.calibration import Calibration
+from jaxguard.decision.evidence import EvidenceState, advance
+from jaxguard.decision.policy import Mode, decide_step, enforce
+from jaxguard.decision.scored import ScoredTrajectory, judge
+from jaxguard.features.encoder import Encoder
+from jaxguard.features.store import FeatureStore
+from jaxguard.features.texts import action_text, trajectory_texts, well_formed
+from jaxguard.training.checkpoints import versions
+from jaxguard.types import Decision, JaxguardError, Step, Trajectory, Verdict
+from jaxguard.world_model import scorer
+from jaxguard.world_model.params import Params, flatten, unflatten, weights_hash
+from jaxguard.world_model.scorer import LiveState, Scorer
+
+BUNDLE_VERSION = 1
+logger = logging.getLogger(__name__)
+
+
+class GuardError(JaxguardError):
+    """A bundle cannot be written or read, or a session was used in a way it forbids."""
+
+
+class _TextVectors:
+    """Vectors of texts made on the spot: what scores trajectories without a feature store."""
+
+    def __init__(self, encoder: Encoder):
+        self._encoder = encoder
+        self._index: dict[str, int] = {}
+        self._table: list[np.ndarray] = []
+
+    def rows(self, texts: Sequence[str]) -> np.ndarray:
+        new = [text for text in dict.fromkeys(texts) if text not in self._index]
+        if new:
+            self._table.extend(self._encoder.encode(new))
+            self._index.update((text, len(self._index) + i) for i, text in enumerate(new))
+        return np.array([self._index[text] for text in texts], np.int64)
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        flat = rows.reshape(-1)
+        vectors = np.stack([self._table[i] for i in flat]) if flat.size else np.empty((0, self._encoder.dim))
+        return vectors.reshape(*rows.shape, -1).astype(np.float32, copy=False)
+
+
+@dataclass
+class Guard:
+    """A trained world model with the encoder it reads and the thresholds it was calibrated to.
+
+    Attributes:
+        config: The experiment that made it; sizes, encoder settings and whether thoughts are read.
+        params: Weights.
+        encoder: The frozen encoder.
+        calibration: Thresholds; ``None`` before calibration (then there are risks but no decisions).
+        provenance: Where weights and data came from; JSON-like.
+    """
+
+    config: Config
+    params: Params
+    encoder: Encoder
+    calibration: Calibration | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.encoder.dim != self.config.model.embed_dim:
+            raise GuardError(
+                f"model.embed_dim is {self.config.model.embed_dim}, but the encoder {self.encoder.fingerprint} "
+                f"makes {self.encoder.dim} values per text"
+            )
+        self.weights = weights_hash(self.params)
+        self._scorer: Scorer | None = None
+        if self.calibration is not None:
+            self.calibration.check(encoder=self.encoder.fingerprint.short, weights=self.weights)
+
+    @property
+    def scorer(self) -> Scorer:
+        """The compiled scorer, made when first needed."""
+        if self._scorer is None:
+            self._scorer = Scorer(self.config.model, self.params)
+        return self._scorer
+
+    def calibrated(self, calibration: Calibration) -> Guard:
+        """The same guard with these thresholds; refused where they belong to another one."""
+        return dataclasses.replace(self, calibration=calibration)
+
+    def risks(
+        self, trajectories: Iterable[Trajectory], store: FeatureStore | None = None
+    ) -> Iterator[tuple[int, Trajectory, np.ndarray]]:
+        """Hazard and prefix risks ``[T, 2]`` of each trajectory as soon as it is done, with its position.
+
+        Args:
+            trajectories: Read lazily.
+            store: Holds a vector for every text; without one, texts are encoded on the spot.
+
+        Raises:
+            JaxguardError: a text is not in ``store``, or ``store`` belongs to another encoder.
+        """
+        if store is not None and store.fingerprint != self.encoder.fingerprint:
+            raise GuardError(
+                f"feature store {store.path}: made by another encoder than this guard's "
+                f"({store.fingerprint.differences(self.encoder.fingerprint)})"
+            )
+        vectors = _TextVectors(self.encoder) if store is None else store
+        held: dict[int, Trajectory] = {}
+
+        def sequences() -> Iterator[scorer.Sequence]:
+            for position, trajectory in enumerate(trajectories):
+                held[position] = trajectory
+                texts = trajectory_texts(trajectory, thought=self.config.data.thought)
+                rows = vectors.rows([*texts.observations[:-1], *texts.actions, texts.instruction])
+                yield scorer.Sequence(rows[: len(trajectory)], rows[len(trajectory) : -1], int(rows[-1]))
+
+        for position, risks in self.scorer.score(sequences(), vectors.gather):
+            yield position, held.pop(position), risks
+
+    def score(
+        self, trajectories: Iterable[Trajectory], store: FeatureStore | None = None
+    ) -> Iterator[ScoredTrajectory]:
+        """Risks, evidence and decisions of each trajectory, in the order given.
+
+        Raises:
+            GuardError: the guard is not calibrated.
+            JaxguardError: as :meth:`risks`.
+        """
+        calibration = self._calibration()
+        done: dict[int, ScoredTrajectory] = {}
+        following = 0
+        for position, trajectory, risks in self.risks(trajectories, store):
+            done[position] = judge([trajectory], risks[:, 0], risks[:, 1], calibration)[0]
+            while following in done:
+                yield done.pop(following)
+                following += 1
+
+    def session(
+        self, instruction: str, metadata: Mapping[str, Any] | None = None, mode: Mode = Mode.FAIL_CLOSED
+    ) -> Session:
+        """A live session for one task; see :class:`Session`.
+
+        Args:
+            instruction: The task given to the agent.
+            metadata: Selects group thresholds where the calibration has any.
+            mode: Enforce decisions, or only observe.
+        """
+        return Session(self, instruction, metadata or {}, mode)
+
+    def _calibration(self) -> Calibration:
+        if self.calibration is None:
+            raise GuardError("guard: has no thresholds; run `jaxguard calibrate` first")
+        return self.calibration
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the bundle folder: ``guard.json``, ``weights.safetensors``, ``calibration.json``.
+
+        The folder appears complete or not at all; an existing bundle there is replaced.
+        """
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and not (target / "guard.json").exists():
+            raise GuardError(f"guard bundle {target}: exists and is not a bundle; name another folder")
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        description = {
+            "jaxguard_bundle": BUNDLE_VERSION,
+            "config": to_dict(self.config),
+            "encoder": self.encoder.fingerprint.to_dict(),
+            "weights": self.weights,
+            "versions": versions(),
+            "provenance": self.provenance,
+        }
+        save_file(flatten(self.params), temporary / "weights.safetensors")
+        if self.calibration is not None:
+            (temporary / "calibration.json").write_text(self.calibration.to_json(), encoding="utf-8")
+        (temporary / "guard.json").write_text(json.dumps(description, indent=2, sort_keys=True), encoding="utf-8")
+        temporary.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], encoder: Encoder | None = None) -> Guard:
+        """Reads a bundle.
+
+        Args:
+            path: Folder that :meth:`save` wrote.
+            encoder: Used instead of making the one that the bundle names; must have its fingerprint.
+
+        Raises:
+            GuardError: no bundle there, another bundle version, damaged, or another encoder.
+        """
+        from jaxguard.features.encoder import load_encoder
+        from jaxguard.features.fingerprint import EncoderFingerprint
+
+        folder = Path(path)
+        try:
+            description = json.loads((folder / "guard.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise GuardError(
+                f"guard bundle {folder}: no guard.json there; expected a folder that jaxguard wrote"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise GuardError(f"guard bundle {folder}: guard.json cannot be read ({error})") from error
+        found = description.get("jaxguard_bundle") if isinstance(description, dict) else None
+        if found != BUNDLE_VERSION:
+            raise GuardError(
+                f"guard bundle {folder}: version is {found!r}, this jaxguard reads version {BUNDLE_VERSION}"
+            )
+        if missing := {"config", "encoder", "weights", "provenance"} - description.keys():
+            raise GuardError(f"guard bundle {folder}: guard.json lacks {', '.join(sorted(missing))}")
+        config: Config = from_dict(description["config"])
+        expected = EncoderFingerprint.from_dict(description["encoder"])
+        encoder = load_encoder(config.encoder) if encoder is None else encoder
+        if encoder.fingerprint != expected:
+            raise GuardError(
+                f"guard bundle {folder}: was made for another encoder than the one at hand "
+                f"({expected.differences(encoder.fingerprint)})"
+            )
+        try:
+            params = unflatten(load_file(folder / "weights.safetensors"), config.model)
+        except (OSError, SafetensorError) as error:
+            raise GuardError(f"guard bundle {folder}: weights.safetensors cannot be read ({error})") from error
+        if weights_hash(params) != description["weights"]:
+            raise GuardError(f"guard bundle {folder}: weights.safetensors is not the file that guard.json describes")
+        calibration = None
+        if (folder / "calibration.json").exists():
+            calibration = Calibration.from_json((folder / "calibration.json").read_text(encoding="utf-8"))
+        return cls(config, params, encoder, calibration, description["provenance"])
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A check that was made: what was asked, what was answered, and the states a commit moves to."""
+
+    digest: str
+    verdict: Verdict
+    step: int
+    state: LiveState | None
+    evidence: EvidenceState | None
+
+
+class Session:
+    """Verdicts for one running agent: ``check`` before a call, ``commit`` when it goes ahead.
+
+    Checking changes nothing, however often it is done; only a commit moves the state. Both are idempotent
+    by call id, because agent hosts retry their hooks. Methods may be called from several threads.
+
+    A failure while scoring yields HOLD with ``Verdict.error``, never an exception that a host could take
+    for consent; a misuse (an unknown call id, a changed call under an old id) raises :class:`GuardError`.
+    """
+
+    def __init__(self, guard: Guard, instruction: str, metadata: Mapping[str, Any], mode: Mode):
+        self._guard = guard
+        self._calibration = guard._calibration()
+        self._cutoffs = self._calibration.for_metadata(metadata)
+        self._mode = mode
+        self._instruction = well_formed(instruction)
+        self._state: LiveState | None = None  # made by the first check, so that its failure is held too
+        self._evidence = EvidenceState()
+        self._steps = 0
+        self._pending: dict[str, _Checked] = {}
+        self._committed: dict[str, _Checked] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def steps(self) -> int:
+        """Committed steps so far."""
+        return self._steps
+
+    def check(
+        self,
+        observation: str,
+        tool: str,
+        arguments: Mapping[str, Any] | str | None = None,
+        *,
+        call_id: str | None = None,
+        thought: str = "",
+    ) -> Verdict:
+        """The verdict on a proposed call; nothing changes.
+
+        Args:
+            observation: What became visible since the last committed call was proposed; ``""`` if nothing,
+                and for every further call of one turn the same text as for its first.
+            tool: Name of the tool.
+            arguments: The call's JSON object, or its text where that could not be parsed.
+            call_id: The host's id of this call; defaults to the position of the step.
+            thought: Read only by guards that were trained with thoughts.
+
+        Raises:
+            GuardError: ``call_id`` was checked before with another observation, tool or arguments and is
+                committed, or arguments are neither an object nor text.
+        """
+        if isinstance(arguments, str):
+            step = Step(tool, None, call_id or "", observation, raw_arguments=arguments, thought=thought)
+        elif arguments is None or isinstance(arguments, Mapping):
+            step = Step(tool, arguments or {}, call_id or "", observation, thought=thought)
+        else:
+            raise GuardError(f"arguments: got {type(arguments).__name__}, expected a mapping, text or None")
+        with self._lock:
+            key = str(self._steps) if call_id is None else call_id
+            digest = hashlib.sha256(
+                "\0".join([observation, tool, repr(arguments), thought]).encode("utf-8", "surrogatepass")
+            ).hexdigest()
+            known = self._committed.get(key)
+            if known is not None:
+                if known.digest != digest:
+                    raise GuardError(f"call id {key!r}: was committed with another call; ids must not be reused")
+                return known.verdict
+            pending = self._pending.get(key)
+            if pending is None or pending.step != self._steps or pending.digest != digest:
+                pending = self._score(step, digest)
+                self._pending[key] = pending
+            return pending.verdict
+
+    def commit(self, call_id: str | None = None) -> None:
+        """Moves on: the checked call is going to run. Committing it again changes nothing.
+
+        Args:
+            call_id: As given to :meth:`check`; may be left out where the checks left it out.
+
+        Raises:
+            GuardError: the call was not checked since the last commit, or its check failed to score.
+        """
+        with self._lock:
+            key = str(self._steps) if call_id is None else call_id
+            if key in self._committed:
+                return
+            checked = self._pending.get(key)
+            if checked is None or checked.step != self._steps:
+                raise GuardError(f"call id {key!r}: was not checked since the last commit; check it first")
+            if checked.state is None or checked.evidence is None:
+                raise GuardError(f"call id {key!r}: could not be scored ({checked.verdict.error}); check it again")
+            self._state, self._evidence = checked.state, checked.evidence
+            self._steps += 1
+            self._committed[key] = dataclasses.replace(checked, state=None, evidence=None)
+            self._pending.clear()
+
+    def _score(self, step: Step, digest: str) -> _Checked:
+        try:
+            texts = [well_formed(step.observation), action_text(step, thought=self._guard.config.data.thought)]
+            encoder, model = self._guard.encoder, self._guard.scorer
+            if self._state is None:
+                self._state = model.start(encoder.encode([self._instruction])[0])
+            observation, action = encoder.encode(texts, live=True)
+            state, hazard, prefix = model.step(self._state, observation, action)
+            evidence_state, evidence = advance(self._evidence, hazard, prefix, self._calibration.fusion)
+        except Exception as error:  # fail closed: whatever went wrong, the call must not run unseen
+            logger.exception("scoring a proposed call to %r failed", step.tool)
+            return self._held(digest, f"{type(error).__name__}: {error}")
+        decision, margin = decide_step(evidence.hazard, evidence.fused, self._cutoffs)
+        verdict = self._verdict(decision, tuple(evidence), margin)
+        return _Checked(digest, verdict, self._steps, state, evidence_state)
+
+    def _held(self, digest: str, error: str) -> _Checked:
+        verdict = self._verdict(Decision.HOLD, (math.nan,) * 5, math.nan, error)
+        return _Checked(digest, verdict, self._steps, None, None)
+
+    def _verdict(self, decision: Decision, risks: tuple[float, ...], margin: float, error: str = "") -> Verdict:
+        observed = enforce(decision, self._mode).observed_only
+        return Verdict(self._steps, decision, *risks, margin=margin, observed_only=observed, error=error)

@@ -1,0 +1,330 @@
+"""One experiment in one folder: train, calibrate, evaluate.
+
+A run folder holds ``config.yaml`` (every key), ``splits.json``, ``stage1/`` and ``stage2/`` (checkpoints,
+``curves.csv``), ``guard/`` (the bundle) and ``report/``. Each step reads what the one before wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jaxguard
+from jaxguard.baselines import logistic, rules
+from jaxguard.config import Config, dump_config, load_config
+from jaxguard.decision.calibration import Calibration, calibrate
+from jaxguard.decision.conformal import conformal_threshold
+from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
+from jaxguard.decision.fusion import fit_fusion
+from jaxguard.decision.scored import ScoredTrajectory
+from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate
+from jaxguard.evaluation.report import write_report
+from jaxguard.features.encoder import load_encoder
+from jaxguard.features.store import FeatureStore
+from jaxguard.guard import Guard
+from jaxguard.traces.jsonl import read_trajectories
+from jaxguard.traces.splits import load_splits, make_splits, save_splits
+from jaxguard.training.episodes import Episodes, make_episodes
+from jaxguard.training.loop import train_stage
+from jaxguard.types import JaxguardError, Trajectory
+from jaxguard.world_model.params import count, init_params
+
+PARTS = ("train", "validation", "calibration", "test")
+logger = logging.getLogger(__name__)
+
+
+class RunError(JaxguardError):
+    """A run folder lacks what a step needs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run folder with its trajectories."""
+
+    folder: Path
+    config: Config
+    trajectories: Mapping[str, Trajectory]
+    splits: Mapping[str, Sequence[str]]
+    store: FeatureStore
+
+    def part(self, name: str) -> list[Trajectory]:
+        """Trajectories of a part of the split."""
+        return [self.trajectories[i] for i in self.splits[name]]
+
+    def episodes(self, name: str) -> Episodes:
+        """The same as rows of the feature table."""
+        config = self.config
+        return make_episodes(
+            self.part(name),
+            self.store,
+            max_steps=config.train.max_steps,
+            unlabelled_hazard=config.stage2.unlabelled_hazard,
+            thought=config.data.thought,
+        )
+
+
+def load_trajectories(paths: Iterable[str]) -> dict[str, Trajectory]:
+    """Trajectories of converted files and folders by id.
+
+    Raises:
+        RunError: no path, no trajectory, or an id in two of them.
+    """
+    found: dict[str, Trajectory] = {}
+    named = list(paths)
+    if not named:
+        raise RunError("data.trajectories: got no path, expected folders that `jaxguard convert` or `generate` wrote")
+    for path in named:
+        for trajectory in read_trajectories(Path(path)):
+            if trajectory.id in found:
+                raise RunError(f"data.trajectories {path}: id {trajectory.id!r} occurs twice, expected unique ids")
+            found[trajectory.id] = trajectory
+    if not found:
+        raise RunError(f"data.trajectories: no trajectory in {', '.join(named)}")
+    return found
+
+
+def _splits(config: Config, trajectories: Mapping[str, Trajectory], file: Path) -> dict[str, list[str]]:
+    """The split of this run: the one in its folder, the one that the config names, or a new one."""
+    split = config.data.split
+    named = Path(split.file) if split.file else None
+    for path in (file, named):
+        if path is not None and path.exists():
+            return load_splits(path, trajectories)
+    if named is not None:
+        raise RunError(f"data.split.file: {named} does not exist")
+    fractions = {name: getattr(split, name) for name in PARTS}
+    group_by = None if split.group_by == "group" else split.group_by
+    made = make_splits(trajectories.values(), fractions, split.seed, group_by=group_by, join_actions=split.join_actions)
+    save_splits(file, made, seed=split.seed, group_by=group_by, join_actions=split.join_actions)
+    return made
+
+
+def open_run(folder: Path, config: Config | None = None) -> Run:
+    """Opens a run folder; ``config`` makes a new one, otherwise ``config.yaml`` there is read.
+
+    Raises:
+        RunError: not a run folder, or made with another configuration.
+    """
+    stored = folder / "config.yaml"
+    if config is None:
+        if not stored.exists():
+            raise RunError(f"run folder {folder}: no config.yaml there; expected a folder that `jaxguard train` wrote")
+        config = load_config(stored)
+    elif stored.exists() and load_config(stored) != config:
+        raise RunError(f"run folder {folder}: was made with another configuration; use another --out, or --fresh")
+    trajectories = load_trajectories(config.data.trajectories)
+    encoder = load_encoder(config.encoder)
+    store = FeatureStore.open(config.data.store, encoder.fingerprint, encoder.dim)
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = _splits(config, trajectories, folder / "splits.json")
+    dump_config(config, stored)
+    return Run(folder, config, trajectories, splits, store)
+
+
+def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool = True) -> Guard:
+    """Trains both stages and writes the (not yet calibrated) bundle ``guard/``; resumes where it stopped.
+
+    Args:
+        config: The experiment.
+        folder: The run folder.
+        fresh: Deletes an earlier run there first.
+        progress: Shows bars on stderr.
+
+    Raises:
+        JaxguardError: data, store, split or configuration do not fit together, or training diverges.
+    """
+    if fresh and folder.exists():
+        if not (folder / "config.yaml").exists():
+            raise RunError(f"--fresh: {folder} is not a run folder, nothing was deleted")
+        shutil.rmtree(folder)
+    run = open_run(folder, config)
+    training = run.episodes("train")
+    validation = run.episodes("validation") if run.splits["validation"] else None
+    params = init_params(config.model, config.train.seed)
+    logger.info(
+        "training %d parameters on %d trajectories (%d steps; %d cut to %d steps)",
+        count(params),
+        len(training),
+        training.lengths.sum(),
+        training.cut,
+        config.train.max_steps,
+    )
+    started = time.perf_counter()
+    for stage, settings in ((1, config.stage1), (2, config.stage2)):
+        if settings.steps:
+            result = train_stage(
+                config, stage, params, training, validation, folder / f"stage{stage}", progress=progress
+            )
+            params = result.params
+    provenance = {
+        "trajectories": {name: len(run.splits[name]) for name in PARTS},
+        "data": list(config.data.trajectories),
+        "training_seconds": round(time.perf_counter() - started, 1),
+        "seed": config.train.seed,
+    }
+    guard = Guard(config, params, load_encoder(config.encoder), provenance=provenance)
+    guard.save(folder / "guard")
+    return guard
+
+
+def all_risks(
+    guard: Guard, trajectories: Sequence[Trajectory], store: FeatureStore
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hazard risks ``[N]``, prefix risks ``[N]`` and lengths ``[n]``, trajectory after trajectory."""
+    by_position = {position: risks for position, _, risks in guard.risks(trajectories, store)}
+    flat = np.concatenate([by_position[i] for i in range(len(trajectories))]) if trajectories else np.empty((0, 2))
+    return flat[:, 0], flat[:, 1], np.array([len(t) for t in trajectories], np.int64)
+
+
+def calibrate_run(folder: Path) -> Guard:
+    """Fits the fusion on the validation part, sets thresholds on the calibration part, rewrites ``guard/``.
+
+    Raises:
+        JaxguardError: too few safe calibration trajectories for a level (the message says how many it needs).
+    """
+    run = open_run(folder)
+    config, guard = run.config, Guard.load(folder / "guard")
+    decision = config.decision
+    fusion = FusionParams(beta=decision.beta, window=decision.window)
+    fitted: dict[str, Any] = {"fitted": False}
+    if decision.fit_fusion and run.splits["validation"]:
+        labelled = [t for t in run.part("validation") if t.unsafe is not None]
+        hazard, prefix, lengths = all_risks(guard, labelled, run.store)
+        fit = fit_fusion(
+            hazard,
+            prefix,
+            lengths,
+            [bool(t.unsafe) for t in labelled],
+            ids=[t.id for t in labelled],
+            calibration_ids=run.splits["calibration"],
+            alpha=decision.alpha_hold,
+            default=fusion,
+        )
+        fusion = fit.params
+        fitted = {"fitted": fit.fitted, "criterion": fit.criterion, "value": fit.value if fit.fitted else None}
+    safe = [t for t in run.part("calibration") if t.unsafe is False]
+    calibration = set_thresholds(guard, safe, run.store, fusion, {"fusion": fitted, "run": folder.name})
+    guard = guard.calibrated(calibration)
+    guard.save(folder / "guard")
+    return guard
+
+
+def set_thresholds(
+    guard: Guard,
+    safe: Sequence[Trajectory],
+    store: FeatureStore,
+    fusion: FusionParams,
+    provenance: Mapping[str, Any],
+) -> Calibration:
+    """Conformal thresholds of ``guard`` from safe trajectories, at the levels of its configuration."""
+    decision = guard.config.decision
+    hazard, prefix, lengths = all_risks(guard, safe, store)
+    fused = evidence(hazard, prefix, lengths, fusion).fused
+    groups = [t.metadata.get(decision.mondrian) for t in safe] if decision.mondrian else None
+    return calibrate(
+        trajectory_max(hazard, lengths),
+        trajectory_max(fused, lengths),
+        alpha_hold=decision.alpha_hold,
+        alpha_block=decision.alpha_block,
+        fusion=fusion,
+        encoder=guard.encoder.fingerprint.short,
+        weights=guard.weights,
+        groups=groups,
+        group_key=decision.mondrian or "",
+        paper_rule=decision.paper_rule,
+        provenance=provenance,
+    )
+
+
+def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
+    """Simple guards trained and calibrated on the same parts, aligned with ``test``.
+
+    Zero-step trajectories score 0 and never alert.
+    """
+    found: dict[str, Baseline] = {
+        "unknown tool": Baseline(alert=rules.unknown_tool(run.part("train"), test)),
+        "CamelCase tool": Baseline(alert=rules.camel_case_tool(test)),
+        "two or more calls": Baseline(alert=rules.two_or_more_calls(test)),
+    }
+    training, calibration, testing = run.episodes("train"), run.episodes("calibration"), run.episodes("test")
+    position = {name: i for i, name in enumerate(testing.ids)}
+    safe = np.array([label is False for label in calibration.unsafe])
+
+    def spread(values: np.ndarray, fill: float) -> np.ndarray:
+        return np.array([values[position[t.id]] if t.id in position else fill for t in test])
+
+    def threshold(maxima: np.ndarray) -> float:
+        return conformal_threshold(maxima[safe], run.config.decision.alpha_hold).value
+
+    bag = logistic.bag_scores(training, testing)
+    bag_calibration = logistic.bag_scores(training, calibration)
+    if bag is not None and bag_calibration is not None:
+        score = spread(bag, 0.0)
+        found["logistic, bag"] = Baseline(score=score, alert=score > threshold(bag_calibration))
+    step, step_calibration = logistic.step_scores(training, testing), logistic.step_scores(training, calibration)
+    if step is not None and step_calibration is not None:
+        limit = threshold(step_calibration.maxima)
+        first = np.array([int(np.argmax(s > limit)) if (s > limit).any() else -1 for s in step.steps])
+        score, alerts = spread(step.maxima, 0.0), spread(first, -1).astype(np.int64)
+        found["logistic, step alone"] = Baseline(score=score, alert=alerts >= 0, first_alert=alerts)
+    return found
+
+
+def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[ScoredTrajectory], Path]:
+    """Scores a part, compares with simple guards, and writes ``report/evaluation.json`` and ``report.html``."""
+    run = open_run(folder)
+    guard = Guard.load(folder / "guard")
+    if part not in run.splits:
+        raise RunError(f"part: got {part!r}, expected one of {', '.join(run.splits)}")
+    trajectories = run.part(part)
+    scored = list(guard.score(trajectories, run.store))
+    latency = live_latency(guard, trajectories, run.store)
+    calibration = guard.calibration
+    assert calibration is not None  # guard.score has checked
+    settings = run.config.evaluation
+    rivals = baselines(run, trajectories) if part == "test" else {}
+    result = evaluate(scored, calibration, rivals, seed=settings.seed, resamples=settings.resamples, latency_ms=latency)
+    report = folder / "report"
+    report.mkdir(exist_ok=True)
+    (report / "evaluation.json").write_text(result.to_json(), encoding="utf-8")
+    page = write_report(
+        report / "report.html",
+        result,
+        scored,
+        {t.id: t for t in trajectories},
+        calibration,
+        title=f"{run.config.name}: {part} part",
+        provenance={**guard.provenance, "jaxguard": jaxguard.__version__, "part": part},
+        each=settings.timelines,
+    )
+    return result, scored, page
+
+
+def live_latency(guard: Guard, trajectories: Sequence[Trajectory], store: FeatureStore) -> dict[str, float]:
+    """Milliseconds of one live step from stored vectors to risks, batch 1, one call after the other.
+
+    Encoding is not part of it; ``bench/`` measures that and paced calls.
+    """
+    from jaxguard.features.texts import trajectory_texts
+
+    trajectory = max(trajectories, key=len, default=None)
+    if trajectory is None or not trajectory.steps:
+        return {}
+    texts = trajectory_texts(trajectory, thought=guard.config.data.thought)
+    observations, actions = store.get(texts.observations[:-1]), store.get(texts.actions)
+    state = guard.scorer.start(store.get([texts.instruction])[0])
+    guard.scorer.step(state, observations[0], actions[0])
+    times = []
+    for i in range(300):
+        at = i % len(actions)
+        begin = time.perf_counter()
+        guard.scorer.step(state, observations[at], actions[at])
+        times.append((time.perf_counter() - begin) * 1e3)
+    return {"p50": float(np.percentile(times, 50)), "p99": float(np.percentile(times, 99))}

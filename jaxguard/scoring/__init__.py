@@ -1,0 +1,1 @@
+"""Scoring of trace archives: streaming, every record accounted for."""

@@ -1,0 +1,351 @@
+"""Traces of any known format to jaxguard's own: a folder of trajectories, rejects and a manifest.
+
+Nothing is dropped in silence: every record of a file that is read becomes trajectories or a line of the
+rejects, and a file that cannot be read at all is one line there. Memory does not grow with the input: records
+stream, and the ids already given out live in a temporary database on disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from gzip import GzipFile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+from jaxguard.traces.files import Broken, Parsed, has_trace_name, read_records
+from jaxguard.traces.jsonl import SCHEMA_VERSION, TRAJECTORIES_FILE, encode_line, open_output
+from jaxguard.traces.registry import (
+    Context,
+    Reader,
+    Record,
+    RecordError,
+    all_readers,
+    detect,
+    format_names,
+    reader_named,
+)
+from jaxguard.types import JaxguardError, Trajectory
+
+REJECTS_FILE = "rejects.jsonl"
+MANIFEST_FILE = "manifest.json"
+
+DETECTION_WINDOW = 100
+"""A file is given up as of no known format when none of its first so many records is recognised."""
+
+# What a reader may raise over a record that has its format's fields, but not their shape.
+_SHAPE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+class ConvertError(JaxguardError):
+    """The conversion as a whole cannot be done."""
+
+
+@dataclass
+class FileReport:
+    """One input file: ``formats`` counts the recognised records by format, ``error`` says why none was read."""
+
+    file: str
+    formats: dict[str, int] = field(default_factory=dict)
+    records: int = 0
+    converted: int = 0
+    rejected: int = 0
+    trajectories: int = 0
+    error: str | None = None
+
+
+@dataclass
+class ConvertReport:
+    """What a conversion did; ``records == converted + rejected`` over all files that were read.
+
+    Attributes:
+        files: One entry per input file, in order.
+        skipped_files: Files of a folder that were not looked into: side files and files of other types.
+        counts: Totals over all files: ``files``, ``files_rejected``, ``records``, ``converted``, ``rejected``,
+            ``trajectories``, ``steps``, ``without_steps``, ``unsafe``, ``safe``, ``unlabelled``, ``timing``,
+            ``first_hazards``, ``parallel_calls``, ``unobserved_calls``, ``unparsable_arguments``,
+            ``renamed_ids``, ``surrogates_replaced``, ``nonfinite_replaced``.
+    """
+
+    files: list[FileReport] = field(default_factory=list)
+    skipped_files: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the manifest."""
+        formats: Counter[str] = Counter()
+        for file in self.files:
+            formats.update(file.formats)
+        return {
+            "jaxguard": SCHEMA_VERSION,
+            "counts": self.counts,
+            "formats": dict(sorted(formats.items())),
+            "files": [dataclasses.asdict(file) for file in self.files],
+            "skipped_files": self.skipped_files,
+        }
+
+
+_COUNTS = (
+    "files",
+    "files_rejected",
+    "records",
+    "converted",
+    "rejected",
+    "trajectories",
+    "steps",
+    "without_steps",
+    "unsafe",
+    "safe",
+    "unlabelled",
+    "timing",
+    "first_hazards",
+    "parallel_calls",
+    "unobserved_calls",
+    "unparsable_arguments",
+    "renamed_ids",
+    "surrogates_replaced",
+    "nonfinite_replaced",
+)
+
+
+def convert(path: Path, out_dir: Path, *, format: str | None = None) -> ConvertReport:
+    """Convert a file, or all trace files of a folder, into ``out_dir``.
+
+    Writes ``trajectories.jsonl.gz`` (equal input gives equal bytes), ``rejects.jsonl`` (file, position, reason)
+    and ``manifest.json`` (the report), each whole or not at all, the manifest last. Trajectory ids that occur
+    again get ``~2``, ``~3``, ... in reading order and are counted.
+
+    Args:
+        path: A file, or a folder that is walked in sorted order. In a folder, side files (labels, ...) and
+            files that are no JSON are skipped and listed.
+        out_dir: Made if absent; earlier output in it is replaced.
+        format: Name of the format; detected record by record where it is ``None``.
+
+    Raises:
+        ConvertError: ``path`` does not exist, a folder holds no file to read, or a single file is of no known
+            format.
+        JaxguardError: ``format`` is unknown, or a side file (labels, ...) is broken.
+        OSError: A file cannot be read or written.
+    """
+    path, out_dir = Path(path), Path(out_dir)
+    forced = reader_named(format) if format is not None else None
+    files, skipped = _input_files(path, out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    report = ConvertReport(skipped_files=skipped, counts=dict.fromkeys(_COUNTS, 0))
+    # Inside out_dir, so that the final renames stay on one file system.
+    with TemporaryDirectory(dir=out_dir, prefix=".convert-") as scratch:
+        partial = Path(scratch)
+        with (
+            (partial / TRAJECTORIES_FILE).open("wb") as raw,
+            open_output(raw) as trajectories,
+            (partial / REJECTS_FILE).open("w", encoding="utf-8") as rejects,
+            _Ids(partial / "ids.sqlite") as ids,
+        ):
+            writer = _Writer(trajectories, rejects, ids, report)
+            companions = _Companions(path.parent)
+            for file in files:
+                shown = file.relative_to(path).as_posix() if path.is_dir() else file.name
+                if companions.folder != file.parent:
+                    companions = _Companions(file.parent)
+                _convert_file(file, shown, forced, companions, writer)
+        if path.is_file() and report.files[0].error is not None:
+            raise ConvertError(f"{path}: {report.files[0].error}")
+        manifest = json.dumps(report.to_json(), indent=1) + "\n"
+        (partial / MANIFEST_FILE).write_text(manifest, encoding="utf-8")
+        for name in (TRAJECTORIES_FILE, REJECTS_FILE, MANIFEST_FILE):
+            (partial / name).replace(out_dir / name)
+    return report
+
+
+def _input_files(path: Path, out_dir: Path) -> tuple[list[Path], list[str]]:
+    if path.is_file():
+        return [path], []
+    if not path.is_dir():
+        raise ConvertError(f"{path}: there is no such file or folder")
+    if path.resolve() == out_dir.resolve():
+        raise ConvertError(f"{out_dir}: the output folder is the input folder, expected another one")
+    files, skipped = [], []
+    for file in sorted(path.rglob("*")):
+        if not file.is_file() or out_dir.resolve() in file.resolve().parents:
+            continue
+        companion = any(reader.is_companion(file.name) for reader in all_readers())
+        if companion or not has_trace_name(file.name):
+            skipped.append(file.relative_to(path).as_posix())
+        else:
+            files.append(file)
+    if not files:
+        raise ConvertError(f"{path}: no .jsonl, .ndjson or .json file (or .gz of one) to read in this folder")
+    return files, skipped
+
+
+class _Ids:
+    """Gives every trajectory an id of its own; on disk, because the set of ids grows with the input."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = sqlite3.connect(path, isolation_level=None)
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE"):
+            self._database.execute(f"PRAGMA {pragma}")
+        self._database.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, uses INTEGER) WITHOUT ROWID")
+
+    def __enter__(self) -> _Ids:
+        self._database.execute("BEGIN")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def claim(self, name: str) -> str:
+        """``name``, or ``name~n`` with the smallest n from 2 on that is free."""
+        # A file name that is no UTF-8 brings surrogates into an id.
+        name = name.encode("utf-8", "replace").decode()
+        if self._take(name):
+            return name
+        ((uses,),) = self._database.execute("SELECT uses FROM ids WHERE id = ?", (name,))
+        while True:
+            uses += 1
+            if self._take(f"{name}~{uses}"):
+                self._database.execute("UPDATE ids SET uses = ? WHERE id = ?", (uses, name))
+                return f"{name}~{uses}"
+
+    def _take(self, name: str) -> bool:
+        return self._database.execute("INSERT OR IGNORE INTO ids VALUES (?, 1)", (name,)).rowcount == 1
+
+
+@dataclass
+class _Writer:
+    trajectories: GzipFile
+    rejects: IO[str]
+    ids: _Ids
+    report: ConvertReport
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.report.counts[name] += by
+
+    def reject(self, file: str, position: int | None, reason: str) -> None:
+        line = {"file": file, "position": position, "reason": reason}
+        self.rejects.write(json.dumps(line) + "\n")
+
+    def write(self, made: list[Trajectory]) -> None:
+        """All trajectories of a record, or, by an exception before the first byte is written, none."""
+        lines = []
+        for trajectory in made:
+            own_id = self.ids.claim(trajectory.id)
+            if own_id != trajectory.id:
+                trajectory = dataclasses.replace(trajectory, id=own_id)
+                self.count("renamed_ids")
+            line, surrogates, nonfinite = encode_line(trajectory)
+            self.count("surrogates_replaced", surrogates)
+            self.count("nonfinite_replaced", nonfinite)
+            lines.append(line)
+        for trajectory, line in zip(made, lines, strict=True):
+            self.trajectories.write(line)
+            self._tally(trajectory)
+
+    def _tally(self, trajectory: Trajectory) -> None:
+        steps = trajectory.steps
+        label = {True: "unsafe", False: "safe", None: "unlabelled"}[trajectory.unsafe]
+        self.count("trajectories")
+        self.count(label)
+        self.count("steps", len(steps))
+        self.count("without_steps", not steps)
+        self.count("timing", trajectory.timing)
+        self.count("first_hazards", trajectory.first_hazard is not None)
+        self.count("parallel_calls", sum(step.parallel for step in steps))
+        self.count("unobserved_calls", sum(step.unobserved for step in steps))
+        self.count("unparsable_arguments", sum(step.raw_arguments is not None for step in steps))
+
+
+def _convert_file(file: Path, shown: str, forced: Reader | None, companions: _Companions, writer: _Writer) -> None:
+    entry = FileReport(file=shown)
+    writer.report.files.append(entry)
+    writer.count("files")
+    reader = forced
+    rejects: list[tuple[int, str]] = []  # held back until the file proves to be of a known format
+    for item in _items(file):
+        entry.records += 1
+        try:
+            if isinstance(item, Broken):
+                raise RecordError(item.reason)
+            reader = forced or _reader_of(item.record, reader)
+        except RecordError as error:
+            rejects.append((item.position, str(error)))
+        else:
+            entry.formats[reader.name] = entry.formats.get(reader.name, 0) + 1
+            context = Context(file, item.position, companions.of(reader))
+            writer.count("surrogates_replaced", item.surrogates)
+            writer.count("nonfinite_replaced", item.nonfinite)
+            try:
+                made = list(reader.read(item.record, context))
+                if not made:
+                    raise RecordError("the record holds no trajectory")
+                writer.write(made)
+                entry.trajectories += len(made)
+            except JaxguardError as error:
+                rejects.append((item.position, str(error)))
+            except _SHAPE_ERRORS as error:
+                reason = f"not of the shape of {reader.name}: {type(error).__name__}: {error}"
+                rejects.append((item.position, reason))
+        if entry.formats or forced:
+            _flush(rejects, entry, writer)
+        elif entry.records == DETECTION_WINDOW:
+            break
+    if rejects:
+        _reject_file(entry, rejects[0][1], writer)
+    entry.converted = entry.records - entry.rejected
+    for name in ("records", "converted", "rejected"):
+        writer.count(name, getattr(entry, name))
+
+
+def _items(file: Path) -> Iterator[Parsed | Broken]:
+    """The file's records; a file that cannot be opened or read on must not lose the others."""
+    position = 0
+    try:
+        for item in read_records(file):
+            position = item.position + 1
+            yield item
+    except OSError as error:
+        yield Broken(position, f"the file cannot be read: {error.strerror or error}")
+
+
+def _reader_of(record: Record, current: Reader | None) -> Reader:
+    """The file's reader so far where it fits, so that detection costs one look per record."""
+    if current is not None and current.matches(record):
+        return current
+    found = detect(record)
+    if found is None:
+        raise RecordError(f"of no known format (known: {', '.join(format_names())})")
+    return found
+
+
+def _flush(rejects: list[tuple[int, str]], entry: FileReport, writer: _Writer) -> None:
+    for position, reason in rejects:
+        writer.reject(entry.file, position, reason)
+    entry.rejected += len(rejects)
+    rejects.clear()
+
+
+def _reject_file(entry: FileReport, first_reason: str, writer: _Writer) -> None:
+    """One reject for the whole file; its records were not read as traces, and are not counted as records."""
+    entry.error = f"none of the first {entry.records} records is a trace; the first: {first_reason}"
+    entry.records = 0
+    writer.reject(entry.file, None, entry.error)
+    writer.count("files_rejected")
+
+
+class _Companions:
+    """Side files of a folder, loaded once per reader whose records are met in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._loaded: dict[str, Any] = {}
+
+    def of(self, reader: Reader) -> Any:
+        if reader.name not in self._loaded:
+            load = reader.load_companions
+            self._loaded[reader.name] = load(self.folder) if load is not None else None
+        return self._loaded[reader.name]

@@ -1,0 +1,307 @@
+"""Shared by the chat-shaped readers: tool arguments as logs write them, and steps from chat messages.
+
+The pre-action rule lives in :func:`read_conversation`: messages are walked once, in log order, and a step
+is made from what has been walked so far. A later message can only mark an earlier step as observed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jaxguard.traces.files import MAX_DEPTH, is_deep
+from jaxguard.traces.registry import RecordError
+from jaxguard.types import Step
+
+MAX_ARGUMENT_DEPTH = MAX_DEPTH // 2
+"""Deeper arguments stay text: a JSON text inside a record escapes the limit that the record itself is held to."""
+
+_PRIVATE = re.compile(r"<(think|thinking|function_thought)>(.*?)</\1>", re.DOTALL)
+_TAG = re.compile(r"^\[(user|assistant|system)\]", re.MULTILINE)
+_PRIVATE_PARTS = ("thinking", "reasoning", "redacted_thinking")
+
+
+def parse_arguments(value: object) -> tuple[dict[str, Any] | None, str | None]:
+    """Arguments of a call as ``(arguments, raw_arguments)``; exactly one of the two is ``None``.
+
+    Logs hold an object, a JSON text of an object, or nothing (``""``, blanks, ``None``, ``"null"``: a call
+    without arguments, ``{}``). Everything else (broken JSON, a JSON list or number, an object too deep to be
+    carried on) is kept as raw text. NaN and Infinity become strings, as in :mod:`jaxguard.traces.files`.
+    """
+    if value is None:
+        return {}, None
+    if isinstance(value, dict):
+        return dict(value), None
+    if not isinstance(value, str):
+        return None, json.dumps(value, ensure_ascii=False)
+    if not value.strip():
+        return {}, None
+    try:
+        parsed = json.loads(value, strict=False, parse_constant=str)
+    except (ValueError, RecursionError):
+        return None, value
+    if parsed is None:
+        return {}, None
+    if isinstance(parsed, dict) and not is_deep(parsed, value, MAX_ARGUMENT_DEPTH):
+        return parsed, None
+    return None, value
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What :func:`read_conversation` makes of a list of chat messages.
+
+    Attributes:
+        instruction: Text of the first user message, or of the system messages where no user speaks
+            before the first call.
+        steps: One per tool call, in log order.
+        final_observation: What became visible after the last call, without ``final_reply``.
+        final_reply: The agent's closing words to the user; ``""`` where the log ends otherwise.
+        notes: Oddities that were met, each with its count: ``unmatched_results`` (a result whose call id no
+            open call has; its text is kept in the next observation) and ``repeated_call_ids``.
+    """
+
+    instruction: str
+    steps: tuple[Step, ...]
+    final_observation: str
+    final_reply: str
+    notes: Mapping[str, int]
+
+
+def read_conversation(messages: object, where: str = "messages") -> Conversation:
+    """Chat messages (OpenAI's shape, or AgentDojo's) to steps.
+
+    A tool result stands in the next observation as it is; other speakers' texts are tagged with
+    ``[user]``, ``[assistant]`` or ``[system]`` (which a result cannot forge: its own become ``(user)``, ...). Text that the agent writes into the message of a call, or
+    between ``<think>`` tags, is its ``thought``.
+
+    Args:
+        messages: The list of messages.
+        where: Name of the field that held them, for error messages.
+
+    Raises:
+        RecordError: A message has not the shape of one; the reason names it.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise RecordError(f"{where}: got {_shown(messages)}, expected a list of messages")
+    state = _State()
+    for index, message in enumerate(messages):
+        at = f"{where}[{index}]"
+        if not isinstance(message, dict):
+            raise RecordError(f"{at}: got {_shown(message)}, expected an object")
+        role = message.get("role")
+        if role == "assistant":
+            state.assistant(message, at)
+        elif role in ("tool", "function"):
+            state.result(message)
+        elif role == "user":
+            state.user(visible_text(message.get("content")))
+        elif role in ("system", "developer"):
+            state.system(visible_text(message.get("content")))
+        else:
+            raise RecordError(f"{at}.role: got {_shown(role)}, expected system, user, assistant or tool")
+    return state.finish(where)
+
+
+@dataclass
+class _State:
+    """What has been walked so far; ``pending`` becomes the next step's observation."""
+
+    instruction: str | None = None
+    system_texts: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    said: str = ""
+    steps: list[Step] = field(default_factory=list)
+    id_uses: dict[str, int] = field(default_factory=dict)
+    open_calls: dict[str, deque[int]] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
+
+    def user(self, text: str) -> None:
+        self._flush_said()
+        if self.instruction is None and not self.steps and text.strip():
+            self.instruction = text
+        else:
+            self._show("user", text)
+
+    def system(self, text: str) -> None:
+        self._flush_said()
+        if self.instruction is None and not self.steps:
+            self.system_texts.append(text)
+        else:
+            self._show("system", text)
+
+    def assistant(self, message: Mapping[str, Any], at: str) -> None:
+        calls = message.get("tool_calls") or []
+        if not calls and isinstance(message.get("function_call"), dict):
+            calls = [{"function": message["function_call"]}]
+        if not isinstance(calls, list):
+            raise RecordError(f"{at}.tool_calls: got {_shown(calls)}, expected a list")
+        spoken, thought = split_private(message)
+        if thought:
+            self.thoughts.append(thought)
+        if not calls:
+            self.said = "\n".join(part for part in (self.said, spoken) if part.strip())
+            return
+        # Words that no other speaker answered before the call came belong to the call.
+        self.thoughts += [text for text in (self.said, spoken) if text.strip()]
+        self.said = ""
+        observation = "\n".join(self.pending)
+        self.pending = []
+        for number, call in enumerate(calls):
+            self._propose(call, f"{at}.tool_calls[{number}]", observation, parallel=number > 0)
+
+    def _propose(self, call: Any, at: str, observation: str, parallel: bool) -> None:
+        tool, arguments, given_id = _call_parts(call, at)
+        parsed, raw = parse_arguments(arguments)
+        step = Step(
+            tool=tool,
+            arguments=parsed,
+            raw_arguments=raw,
+            call_id=self._unique_id(given_id),
+            observation=observation,
+            thought="\n".join(self.thoughts),
+            parallel=parallel,
+        )
+        self.thoughts = []
+        self.open_calls.setdefault(given_id, deque()).append(len(self.steps))
+        self.steps.append(step)
+
+    def _unique_id(self, given: str) -> str:
+        name = unique = given or f"call_{len(self.steps)}"
+        if name in self.id_uses:
+            self._note("repeated_call_ids")
+        while unique in self.id_uses:
+            self.id_uses[name] += 1
+            unique = f"{name}#{self.id_uses[name]}"
+        self.id_uses[unique] = 1
+        return unique
+
+    def result(self, message: Mapping[str, Any]) -> None:
+        if not self._close_call(message):
+            self._note("unmatched_results")
+        self._flush_said()
+        text = visible_text(message.get("content"))
+        error = message.get("error")
+        if error:
+            # AgentDojo shows the agent the error in place of an empty result.
+            text = f"{text}\n{error}" if text.strip() else str(error)
+        if text.strip():
+            self.pending.append(_untagged(text))
+
+    def _close_call(self, message: Mapping[str, Any]) -> bool:
+        """Find the open call that this result answers; without an id it is the oldest one (of the result's name)."""
+        given_id, name = message.get("tool_call_id"), message.get("name")
+        if isinstance(given_id, str):
+            waiting = self.open_calls.get(given_id)
+            if not waiting:
+                return False
+            waiting.popleft()
+            return True
+        indices = [(self.steps[i].tool != name, i, calls) for calls in self.open_calls.values() for i in calls]
+        if not indices:
+            return False
+        _, index, waiting = min(indices, key=lambda entry: entry[:2])
+        waiting.remove(index)
+        return True
+
+    def _show(self, speaker: str, text: str) -> None:
+        if text.strip():
+            self.pending.append(f"[{speaker}] {_untagged(text)}")
+
+    def _flush_said(self) -> None:
+        self._show("assistant", self.said)
+        self.said = ""
+
+    def _note(self, name: str) -> None:
+        self.notes[name] = self.notes.get(name, 0) + 1
+
+    def finish(self, where: str) -> Conversation:
+        instruction = self.instruction
+        if instruction is None:
+            instruction = "\n".join(text for text in self.system_texts if text.strip())
+        if not instruction:
+            raise RecordError(f"{where}: no user or system text before the first call, expected an instruction")
+        for index in itertools.chain.from_iterable(self.open_calls.values()):
+            self.steps[index] = replace(self.steps[index], unobserved=True)
+        return Conversation(
+            instruction=instruction,
+            steps=tuple(self.steps),
+            final_observation="\n".join(self.pending),
+            final_reply=self.said,
+            notes=self.notes,
+        )
+
+
+def _untagged(text: str) -> str:
+    """A text cannot speak for another: a tag of ours at the start of one of its lines gets round brackets."""
+    return _TAG.sub(r"(\1)", text) if "[" in text else text
+
+
+def _call_parts(call: Any, at: str) -> tuple[str, object, str]:
+    """Tool name, arguments and id (``""`` where there is none) of OpenAI's or AgentDojo's shape of a call."""
+    if not isinstance(call, dict):
+        raise RecordError(f"{at}: got {_shown(call)}, expected an object")
+    function = call.get("function")
+    if isinstance(function, dict):
+        tool, arguments = function.get("name"), function.get("arguments")
+    else:
+        tool, arguments = function, call.get("args")
+    if not isinstance(tool, str) or not tool:
+        raise RecordError(f"{at}: got {_shown(tool)} as the function's name, expected a non-empty string")
+    given_id = call.get("id")
+    return tool, arguments, given_id if isinstance(given_id, str) else ""
+
+
+def visible_text(content: object) -> str:
+    """Text of a message's content: a string, nothing, or a list of parts (of which private ones are left out).
+
+    A part without text (an image, say) is shown as its type in brackets, so that its presence is not lost.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return json.dumps(content, ensure_ascii=False)
+    return "\n".join(_part_text(part) for part in content if _part_kind(part) not in _PRIVATE_PARTS)
+
+
+def split_private(message: Mapping[str, Any]) -> tuple[str, str]:
+    """An assistant message's words to others, and its private reasoning (fields, parts or tags that hold it)."""
+    content = message.get("content")
+    text = visible_text(content)
+    thoughts = [match.group(2).strip() for match in _PRIVATE.finditer(text)]
+    if isinstance(content, list):
+        thoughts += [_part_text(part) for part in content if _part_kind(part) in _PRIVATE_PARTS]
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(name), str):
+            thoughts.append(message[name])
+    spoken = _PRIVATE.sub("", text).strip() if thoughts else text
+    return spoken, "\n".join(thought for thought in thoughts if thought)
+
+
+def _part_kind(part: object) -> object:
+    return part.get("type") if isinstance(part, dict) else None
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict):
+        for name in ("text", "content", "thinking"):
+            if isinstance(part.get(name), str):
+                return part[name]
+        if "type" in part:
+            return f"[{part['type']}]"
+    return json.dumps(part, ensure_ascii=False)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

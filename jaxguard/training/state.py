@@ -1,0 +1,123 @@
+"""Train state, the optimiser's partition, and the one jitted step of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxguard.config import Config
+from jaxguard.world_model.losses import Batch, reduce, risk_logits, risk_losses, stage1_scales, world_model_losses
+from jaxguard.world_model.params import CORE, HEADS, PREDICTOR, Params, build
+
+RISK_SCALES = {"hazard": 1.0, "prefix": 1.0}
+
+
+class TrainState(NamedTuple):
+    """Everything that a step changes: parameters, optimiser state, number of steps done."""
+
+    params: Params
+    opt_state: Any
+    step: jax.Array
+
+
+StepFunction = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def partition(stage: int) -> Callable[[Params], dict[str, str]]:
+    """Labels each module ``"full"``, ``"scaled"`` or ``"frozen"`` for the optimiser.
+
+    Stage 1 trains the world model and leaves the heads alone; stage 2 trains the heads at the full rate,
+    the world-model modules on the path to them at a scaled one, and keeps the GRU core (and the
+    observation predictor, which is not on that path) frozen.
+    """
+
+    def label(params: Params) -> dict[str, str]:
+        def of(name: str) -> str:
+            if stage == 1:
+                return "frozen" if name in HEADS else "full"
+            if name in HEADS:
+                return "full"
+            return "frozen" if name in CORE + PREDICTOR else "scaled"
+
+        return {name: of(name) for name in params}
+
+    return label
+
+
+def optimiser(config: Config, stage: int) -> optax.GradientTransformation:
+    """Adam with gradient clipping for a stage; frozen modules hold no optimiser state."""
+    settings = config.stage1 if stage == 1 else config.stage2
+    rate = settings.learning_rate
+
+    def adam(scale: float) -> optax.GradientTransformation:
+        return optax.chain(optax.clip_by_global_norm(settings.clip_norm), optax.adam(rate * scale))
+
+    return optax.multi_transform(
+        {"full": adam(1.0), "scaled": adam(config.stage2.world_model_scale), "frozen": optax.set_to_zero()},
+        partition(stage),
+    )
+
+
+def loss_function(
+    config: Config, stage: int, sampled: bool = True
+) -> Callable[[Params, Batch, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]:
+    """``(params, batch, key) -> (loss, means)`` of a stage; ``sampled=False`` takes modes in stage 2."""
+    model_config = config.model
+
+    def loss(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        model = build(model_config, params)
+        if stage == 2:
+            return reduce(risk_losses(model, model_config, batch, key if sampled else None), RISK_SCALES)
+        terms, extra = world_model_losses(model, model_config, config.stage1, batch, key)
+        total, means = reduce(terms, stage1_scales(config.stage1))
+        weight = terms.mask / jnp.maximum(terms.mask.sum(), 1.0)
+        return total, means | {name: (value * weight).sum() for name, value in extra.items()}
+
+    return loss
+
+
+def make_step(config: Config, stage: int) -> tuple[optax.GradientTransformation, StepFunction]:
+    """The optimiser and the jitted step ``(state, batch) -> (state, metrics)``; the state is donated.
+
+    The step's random key is derived from the seed, the stage and the number of steps done, so that a
+    resumed run draws what an uninterrupted one would have drawn. A non-finite loss or gradient leaves
+    parameters and optimiser state as they were; the caller sees it in the metrics and stops.
+    """
+    transform = optimiser(config, stage)
+    loss = loss_function(config, stage)
+    base = jax.random.key(config.train.seed * 2 + stage)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(base, state.step)
+        (value, means), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
+        norm = optax.global_norm(grads)
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
+        new = (optax.apply_updates(state.params, updates), opt_state)
+        params, opt_state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (state.params, state.opt_state))
+        return TrainState(params, opt_state, state.step + 1), {"loss": value, "grad_norm": norm, **means}
+
+    return transform, jax.jit(step, donate_argnums=0)
+
+
+def make_validation(config: Config, stage: int) -> Callable[[Params, Batch], tuple[jax.Array, ...]]:
+    """Jitted ``(params, batch) -> (summed loss, weight, hazard logits [B, T])`` without sampling in stage 2.
+
+    Stage 1 has no logits and returns zeros there; its latents are drawn with a fixed key.
+    """
+    loss = loss_function(config, stage, sampled=False)
+
+    def validate(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+        value, _ = loss(params, batch, jax.random.key(0))
+        mask = batch.target if stage == 1 else batch.supervised
+        if stage == 1:
+            logits = jnp.zeros_like(batch.valid)
+        else:
+            logits = risk_logits(build(config.model, params), config.model, batch, None)[..., 0]
+        return value * mask.sum(), mask.sum(), logits
+
+    return jax.jit(validate)

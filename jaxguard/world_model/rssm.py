@@ -1,0 +1,298 @@
+"""The recurrent state-space model: modules, the one definition of a step, and its scan over trajectories.
+
+Equations (paper, eq. 3; indices of the design)::
+
+    h_0 = Init(e)
+    post   z_t      ~ q(z | h_t, o_t)
+    core   h_{t+1}  = GRU(h_t, LayerNorm([z_t, a_t]))
+    prior  zhat_{t+1} ~ p(z | h_{t+1})
+    feat   s = (h, z),  shat = (h, zhat)
+    heads  hazard_t, prefix_t = MLP(shat_{t+1} + adapter, a_t, e);   o_hat_{t+1} = MLP(s_{t+1})
+
+:func:`observe_step` is the only place where the recurrence is defined, :func:`read_risk` the only one where
+risk is read off a state: training scans them, live sessions jit them, archives batch them. Both work on
+:class:`StepWeights`, the parameters in the form a step consumes: the core's LayerNorm is folded into its
+input product and the two heads are fused. That form is differentiable, so training uses it as well.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxguard.config import ModelConfig
+from jaxguard.world_model import latents
+from jaxguard.world_model.layers import EPSILON, MLP, Block, GRUCore, gru, normalise
+
+
+class RSSM(nnx.Module):
+    """Parameters of the world model and the risk heads.
+
+    Args:
+        config: Sizes.
+        rngs: Initialisation only; nothing random is stored in the module.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        width, flat = config.hidden, config.stoch * config.classes
+        feat = config.deter + flat
+        self.obs_encoder = Block(config.embed_dim, width, rngs=rngs)
+        self.act_encoder = Block(config.embed_dim, width, rngs=rngs)
+        self.ins_encoder = Block(config.embed_dim, width, rngs=rngs)
+        self.init = MLP(width, width, config.deter, rngs=rngs)
+        self.posterior = MLP(config.deter + width, width, flat, rngs=rngs)
+        self.core = GRUCore(flat, width, config.deter, rngs=rngs)
+        self.prior = MLP(config.deter, width, flat, rngs=rngs)
+        self.predictor = MLP(feat, width, config.embed_dim, rngs=rngs)
+        self.adapter = MLP(feat, config.adapter_dim, feat, rngs=rngs)
+        self.hazard_head = MLP(feat + 2 * width, width, 1, rngs=rngs)
+        self.prefix_head = MLP(feat + 2 * width, width, 1, rngs=rngs)
+
+
+class Norm(NamedTuple):
+    """Scale and bias of a LayerNorm."""
+
+    scale: jax.Array
+    bias: jax.Array
+
+
+class StepWeights(NamedTuple):
+    """What a step reads, N_x being the width of x; see :func:`step_weights`."""
+
+    post_h: jax.Array  # [D, H]
+    post_norm: Norm  # [H]
+    post_out: jax.Array  # [H, S*C]
+    post_bias: jax.Array  # [S*C]
+    core_z: jax.Array  # [S*C, 3D], scaled by the core's LayerNorm
+    core_mean: jax.Array  # [3D], what one unit of the input's mean adds
+    core_bias: jax.Array  # [3D]
+    core_h: jax.Array  # [D, 3D]
+    core_h_bias: jax.Array  # [3D]
+    prior_h: jax.Array  # [D, H]
+    prior_bias: jax.Array  # [H]
+    prior_norm: Norm  # [H]
+    prior_out: jax.Array  # [H, S*C]
+    prior_out_bias: jax.Array  # [S*C]
+    adapter_h: jax.Array  # [D, A]
+    adapter_z: jax.Array  # [S*C, A]
+    adapter_bias: jax.Array  # [A]
+    adapter_norm: Norm  # [A]
+    adapter_heads: jax.Array  # [A, 2H], the adapter's output layer times the heads' first layer
+    heads_h: jax.Array  # [D, 2H], hazard then prefix
+    heads_z: jax.Array  # [S*C, 2H]
+    heads_bias: jax.Array  # [2H]
+    heads_norm: Norm  # [2, H]
+    heads_out: jax.Array  # [2, H]
+    heads_out_bias: jax.Array  # [2]
+
+
+class StepInputs(NamedTuple):
+    """Everything about steps that does not depend on the carry; leading axes ``[...]`` as given."""
+
+    post_o: jax.Array  # [..., H] the observation's part of the posterior's first layer
+    core_a: jax.Array  # [..., 3D] the action's part of the core's input product
+    a_sum: jax.Array  # [...] sum of the encoded action
+    a_dev: jax.Array  # [...] its sum of squared deviations
+    heads_a: jax.Array  # [..., 2H]
+
+
+class Instruction(NamedTuple):
+    """Everything that an instruction fixes for its whole trajectory."""
+
+    h0: jax.Array  # [B, D]
+    heads_e: jax.Array  # [B, 2H]
+
+
+def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
+    """Brings the parameters into the form a step consumes; exact algebra, differentiable."""
+    deter, flat = config.deter, config.stoch * config.classes
+    feat = deter + flat
+    post, prior, adapter = model.posterior, model.prior, model.adapter
+    kernel = model.core.inputs.kernel[...]
+    scaled = model.core.norm.scale[...][:, None] * kernel
+    heads_kernel, heads_bias = _fused_heads(model)
+    scale = config.adapter_scale
+    return StepWeights(
+        post_h=post.block.linear.kernel[...][:deter],
+        post_norm=_norm(post.block.norm),
+        post_out=post.out.kernel[...],
+        post_bias=_bias(post.out),
+        core_z=scaled[:flat],
+        core_mean=scaled.sum(axis=0),
+        core_bias=model.core.norm.bias[...] @ kernel + _bias(model.core.inputs),
+        core_h=model.core.recurrent.kernel[...],
+        core_h_bias=_bias(model.core.recurrent),
+        prior_h=prior.block.linear.kernel[...],
+        prior_bias=_bias(prior.block.linear),
+        prior_norm=_norm(prior.block.norm),
+        prior_out=prior.out.kernel[...],
+        prior_out_bias=_bias(prior.out),
+        adapter_h=adapter.block.linear.kernel[...][:deter],
+        adapter_z=adapter.block.linear.kernel[...][deter:],
+        adapter_bias=_bias(adapter.block.linear),
+        adapter_norm=_norm(adapter.block.norm),
+        adapter_heads=scale * (adapter.out.kernel[...] @ heads_kernel[:feat]),
+        heads_h=heads_kernel[:deter],
+        heads_z=heads_kernel[deter:feat],
+        heads_bias=heads_bias + scale * (_bias(adapter.out) @ heads_kernel[:feat]),
+        heads_norm=Norm(
+            jnp.stack([model.hazard_head.block.norm.scale[...], model.prefix_head.block.norm.scale[...]]),
+            jnp.stack([model.hazard_head.block.norm.bias[...], model.prefix_head.block.norm.bias[...]]),
+        ),
+        heads_out=jnp.stack([model.hazard_head.out.kernel[...], model.prefix_head.out.kernel[...]])[..., 0],
+        heads_out_bias=jnp.concatenate([_bias(model.hazard_head.out), _bias(model.prefix_head.out)]),
+    )
+
+
+def _fused_heads(model: RSSM) -> tuple[jax.Array, jax.Array]:
+    """First layers of both heads side by side: ``[feat + 2H, 2H]`` and ``[2H]``."""
+    hazard, prefix = model.hazard_head.block.linear, model.prefix_head.block.linear
+    return (
+        jnp.concatenate([hazard.kernel[...], prefix.kernel[...]], axis=1),
+        jnp.concatenate([_bias(hazard), _bias(prefix)]),
+    )
+
+
+def _norm(norm: nnx.LayerNorm) -> Norm:
+    return Norm(norm.scale[...], norm.bias[...])
+
+
+def _bias(linear: nnx.Linear) -> jax.Array:
+    return linear.bias[...]
+
+
+def encode_steps(model: RSSM, config: ModelConfig, obs: jax.Array, act: jax.Array) -> StepInputs:
+    """Encodes observations and actions, ``[..., E]`` each, outside of the recurrence."""
+    width, flat = config.hidden, config.stoch * config.classes
+    feat = config.deter + flat
+    o = model.obs_encoder(obs)
+    a = model.act_encoder(act)
+    posterior = model.posterior.block.linear
+    a_kernel = model.core.norm.scale[...][flat:, None] * model.core.inputs.kernel[...][flat:]
+    heads_kernel, _ = _fused_heads(model)
+    deviation = a - a.mean(axis=-1, keepdims=True)
+    return StepInputs(
+        post_o=o @ posterior.kernel[...][config.deter :] + _bias(posterior),
+        core_a=a @ a_kernel,
+        a_sum=a.sum(axis=-1),
+        a_dev=(deviation * deviation).sum(axis=-1),
+        heads_a=a @ heads_kernel[feat : feat + width],
+    )
+
+
+def encode_instruction(model: RSSM, config: ModelConfig, ins: jax.Array) -> Instruction:
+    """Initial state and the heads' instruction term for instructions ``[B, E]``."""
+    e = model.ins_encoder(ins)
+    heads_kernel, _ = _fused_heads(model)
+    feat = config.deter + config.stoch * config.classes
+    return Instruction(h0=jnp.tanh(model.init(e)), heads_e=e @ heads_kernel[feat + config.hidden :])
+
+
+def _logits(x: jax.Array, norm: Norm, kernel: jax.Array, bias: jax.Array, config: ModelConfig) -> jax.Array:
+    out = jax.nn.silu(normalise(x, norm.scale, norm.bias)) @ kernel + bias
+    return out.reshape(*out.shape[:-1], config.stoch, config.classes)
+
+
+def posterior_logits(w: StepWeights, config: ModelConfig, h: jax.Array, post_o: jax.Array) -> jax.Array:
+    """Logits of ``q(z | h, o)``: ``[..., D]`` and ``[..., H]`` -> ``[..., S, C]``."""
+    return _logits(h @ w.post_h + post_o, w.post_norm, w.post_out, w.post_bias, config)
+
+
+def prior_logits(w: StepWeights, config: ModelConfig, h: jax.Array) -> jax.Array:
+    """Logits of ``p(z | h)``: ``[..., D] -> [..., S, C]``."""
+    return _logits(h @ w.prior_h + w.prior_bias, w.prior_norm, w.prior_out, w.prior_out_bias, config)
+
+
+def observe_step(
+    w: StepWeights, config: ModelConfig, h: jax.Array, x: StepInputs, key: jax.Array | None = None
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """One step of the recurrence: infer ``z_t`` from ``o_t``, then move on with ``a_t``.
+
+    Args:
+        w: From :func:`step_weights`.
+        config: Sizes (static).
+        h: ``h_t`` ``[B, D]``.
+        x: Inputs of step t, leading axis B.
+        key: Samples the latent; ``None`` takes its mode (scoring is deterministic).
+
+    Returns:
+        ``h_{t+1}`` ``[B, D]``, and of step t the posterior's logits ``[B, S, C]`` and the latent.
+    """
+    logits = posterior_logits(w, config, h, x.post_o)
+    if key is None:
+        z = latents.mode(logits)
+    else:
+        z = latents.sample(key, latents.log_probs(logits, config.unimix))
+    # LayerNorm of [z, a] without forming it: the moments of the two parts are combined (Chan et al.),
+    # and the product with the kernel is linear in what the norm subtracts.
+    flat, n_a = config.stoch * config.classes, config.hidden
+    size = flat + n_a
+    if jnp.issubdtype(z.dtype, jnp.integer):
+        z_sum = jnp.asarray(float(config.stoch))
+        z_dev = jnp.asarray(config.stoch - config.stoch**2 / flat)
+    else:
+        z_sum = z.sum(axis=(-2, -1))
+        z_dev = ((z - z_sum[..., None, None] / flat) ** 2).sum(axis=(-2, -1))
+    mean = (z_sum + x.a_sum) / size
+    between = (z_sum / flat - x.a_sum / n_a) ** 2 * (flat * n_a / size)
+    inverse = jax.lax.rsqrt((z_dev + x.a_dev + between) / size + EPSILON)
+    products = latents.product(z, w.core_z) + x.core_a
+    inputs = inverse[..., None] * (products - mean[..., None] * w.core_mean) + w.core_bias
+    return gru(h, inputs, h @ w.core_h + w.core_h_bias), (logits, z)
+
+
+def read_risk(w: StepWeights, h: jax.Array, zhat: jax.Array, heads_a: jax.Array, heads_e: jax.Array) -> jax.Array:
+    """Hazard and prefix logits of the predicted successor state.
+
+    Args:
+        w: From :func:`step_weights`.
+        h: ``h_{t+1}`` ``[..., D]``.
+        zhat: Latent of the prior there, one-hot ``[..., S, C]`` or indices ``[..., S]``.
+        heads_a: From :func:`encode_steps`, ``[..., 2H]``.
+        heads_e: From :func:`encode_instruction`, broadcastable to ``[..., 2H]``.
+
+    Returns:
+        ``[..., 2]``: hazard logit, prefix logit.
+    """
+    inner = h @ w.adapter_h + latents.product(zhat, w.adapter_z) + w.adapter_bias
+    adapter = jax.nn.silu(normalise(inner, w.adapter_norm.scale, w.adapter_norm.bias))
+    x = h @ w.heads_h + latents.product(zhat, w.heads_z) + adapter @ w.adapter_heads
+    x = x + heads_a + heads_e + w.heads_bias
+    x = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
+    x = jax.nn.silu(normalise(x, w.heads_norm.scale, w.heads_norm.bias))
+    return (x * w.heads_out).sum(axis=-1) + w.heads_out_bias
+
+
+def score_step(
+    w: StepWeights, config: ModelConfig, h: jax.Array, x: StepInputs, heads_e: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """One deterministic step of scoring: ``h_{t+1}`` ``[B, D]`` and risks ``[B, 2]`` (hazard, prefix)."""
+    h_next, _ = observe_step(w, config, h, x)
+    zhat = latents.mode(prior_logits(w, config, h_next))
+    return h_next, jax.nn.sigmoid(read_risk(w, h_next, zhat, x.heads_a, heads_e))
+
+
+class Rollout(NamedTuple):
+    """What :func:`observe` returns, t being the leading axis of steps as given."""
+
+    h: jax.Array  # [B, T+1, D], h_0 .. h_T
+    post_logits: jax.Array  # [B, T, S, C]
+    z: jax.Array  # [B, T, S, C]
+
+
+def observe(w: StepWeights, config: ModelConfig, h0: jax.Array, x: StepInputs, key: jax.Array | None) -> Rollout:
+    """Scans :func:`observe_step` over the T steps of ``x`` (leading axes ``[B, T]``) from ``h0`` ``[B, D]``."""
+    steps = x.post_o.shape[1]
+    keys = None if key is None else jax.random.split(key, steps)
+    over_time = jax.tree.map(lambda v: jnp.moveaxis(v, 1, 0), x)
+
+    def body(h: jax.Array, inputs: tuple[StepInputs, jax.Array | None]) -> tuple[jax.Array, tuple]:
+        h_next, (logits, z) = observe_step(w, config, h, inputs[0], inputs[1])
+        return h_next, (h_next, logits, z)
+
+    _, (hs, logits, z) = jax.lax.scan(body, h0, (over_time, keys))
+    back = [jnp.moveaxis(v, 0, 1) for v in (hs, logits, z)]
+    return Rollout(jnp.concatenate([h0[:, None], back[0]], axis=1), back[1], back[2])

@@ -1,0 +1,229 @@
+"""Deterministic scoring with fixed weights: one live step, and many trajectories packed into lanes.
+
+Archives hold trajectories of all lengths. Instead of padding them into batches, :meth:`Scorer.score` runs L
+*lanes* side by side, K steps per call; a lane takes up the next trajectory where the previous one ends
+(``is_first`` resets its state), so that nearly every step computed is a step wanted, a trajectory may be
+longer than any buffer, and there is one compiled shape whatever the archive holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxguard.config import ModelConfig
+from jaxguard.types import JaxguardError
+from jaxguard.world_model.params import Params, build
+from jaxguard.world_model.rssm import (
+    Instruction,
+    StepInputs,
+    encode_instruction,
+    encode_steps,
+    score_step,
+    step_weights,
+)
+
+LANES = 64
+CHUNK = 16
+# Distinct instructions per call: one per lane and three starts more; a lane that would exceed it waits.
+INSTRUCTIONS = 4 * LANES
+
+Gather = Callable[[np.ndarray], np.ndarray]
+
+
+class LiveState(NamedTuple):
+    """What a session carries between steps, on the device."""
+
+    h: jax.Array  # [1, D]
+    heads_e: jax.Array  # [1, 2H]
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One trajectory to score, as row ids of a vector table: ``[T]``, ``[T]`` and one."""
+
+    obs: np.ndarray
+    act: np.ndarray
+    ins: int
+
+
+class Scorer:
+    """Scores with fixed weights; compiled functions are made once per instance.
+
+    Args:
+        config: Sizes.
+        params: Parameters, as from :func:`jaxguard.world_model.params.unflatten`.
+    """
+
+    def __init__(self, config: ModelConfig, params: Params):
+        self.config = config
+        constants = jax.device_get(params)
+
+        # Measured in bench/: with the weights closed over as constants the call dispatches 3 arrays instead of
+        # 60, and XLA folds what depends on weights alone; `nnx.jit` on the module is an order of magnitude slower.
+        @jax.jit
+        def start(ins: jax.Array) -> LiveState:
+            model = build(config, constants)
+            instruction = encode_instruction(model, config, ins)
+            return LiveState(instruction.h0, instruction.heads_e)
+
+        @jax.jit
+        def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
+            model = build(config, constants)
+            w = jax.tree.map(jnp.asarray, self._weights)
+            h, risks = score_step(w, config, state.h, encode_steps(model, config, x[:1], x[1:]), state.heads_e)
+            return LiveState(h, state.heads_e), risks[0]
+
+        @jax.jit
+        def chunk(
+            h: jax.Array, obs: jax.Array, act: jax.Array, ins: jax.Array, which: jax.Array, is_first: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            model = build(config, constants)
+            w = jax.tree.map(jnp.asarray, self._weights)
+            instruction = encode_instruction(model, config, ins)
+            x = encode_steps(model, config, obs, act)
+
+            def body(h: jax.Array, inputs: tuple[StepInputs, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                step, index, first = inputs
+                own = Instruction(instruction.h0[index], instruction.heads_e[index])
+                return score_step(w, config, jnp.where(first[:, None], own.h0, h), step, own.heads_e)
+
+            over_time = jax.tree.map(lambda v: jnp.moveaxis(v, 1, 0), (x, which, is_first))
+            h, risks = jax.lax.scan(body, h, over_time)
+            return h, jnp.moveaxis(risks, 0, 1)
+
+        self._weights = jax.device_get(jax.jit(lambda p: step_weights(build(config, p), config))(constants))
+        self._start, self._live, self._chunk = start, live, chunk
+
+    def start(self, instruction: np.ndarray) -> LiveState:
+        """State before the first step of a trajectory with this instruction vector ``[E]``."""
+        return self._start(_vectors("instruction", instruction, (self.config.embed_dim,))[None])
+
+    def step(self, state: LiveState, obs: np.ndarray, act: np.ndarray) -> tuple[LiveState, float, float]:
+        """Scores one proposed action, ``obs`` and ``act`` being ``[E]``.
+
+        Returns:
+            The state if the action is executed, its hazard risk and its prefix risk. ``state`` itself is
+            unchanged and can be used again.
+        """
+        x = np.stack([obs, act]).astype(np.float32, copy=False)
+        after, risks = self._live(state, _vectors("observation, action", x, (2, self.config.embed_dim)))
+        hazard, prefix = np.asarray(risks)
+        return after, float(hazard), float(prefix)
+
+    def score(self, sequences: Iterable[Sequence], gather: Gather) -> Iterator[tuple[int, np.ndarray]]:
+        """Risks of many trajectories, each as soon as it is done.
+
+        Args:
+            sequences: Read lazily: at most a few per lane are held.
+            gather: Row ids ``[...]`` to vectors ``[..., E]``, e.g. ``FeatureStore.gather``.
+
+        Yields:
+            Position of the trajectory in ``sequences``, and its risks ``[T, 2]`` (hazard, prefix; float32).
+        """
+        packer = _Packer(sequences)
+        h = jnp.zeros((LANES, self.config.deter))
+        waiting: tuple[list[_Piece], jax.Array] | None = None
+        while True:
+            block = packer.next_block()
+            if block is not None:
+                ins = np.zeros((INSTRUCTIONS, self.config.embed_dim), np.float32)
+                ins[: len(block.instructions)] = gather(np.array(block.instructions, np.int64))
+                h, risks = self._chunk(h, gather(block.obs), gather(block.act), ins, block.which, block.is_first)
+            if waiting is not None:  # one call behind: the host packs and gathers while the device computes
+                yield from packer.collect(waiting[0], np.asarray(waiting[1]))
+            if block is None:
+                break
+            waiting = (block.pieces, risks)
+        yield from packer.empty
+
+
+def _vectors(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if value.shape != shape:
+        raise JaxguardError(f"{name}: got a vector of shape {value.shape}, expected {shape}")
+    return value.astype(np.float32, copy=False)
+
+
+@dataclass
+class _Running:
+    """A trajectory in a lane: how far it was packed and collected."""
+
+    position: int
+    sequence: Sequence
+    packed: int
+    collected: int
+    risks: np.ndarray
+
+
+class _Piece(NamedTuple):
+    """Steps ``start .. start + size`` of a block's lane belong to ``run``."""
+
+    run: _Running
+    lane: int
+    start: int
+    size: int
+
+
+class _Block(NamedTuple):
+    obs: np.ndarray  # [LANES, CHUNK] row ids
+    act: np.ndarray  # [LANES, CHUNK]
+    instructions: list[int]  # row ids
+    which: np.ndarray  # [LANES, CHUNK] index into instructions
+    is_first: np.ndarray  # [LANES, CHUNK] bool
+    pieces: list[_Piece]
+
+
+class _Packer:
+    """Fills lanes from a stream of sequences, block after block."""
+
+    def __init__(self, sequences: Iterable[Sequence]):
+        self._stream = enumerate(sequences)
+        self._lanes: list[_Running | None] = [None] * LANES
+        self.empty: list[tuple[int, np.ndarray]] = []  # trajectories without steps
+
+    def _take(self) -> _Running | None:
+        for position, sequence in self._stream:
+            if len(sequence.act):
+                return _Running(position, sequence, 0, 0, np.empty((len(sequence.act), 2), np.float32))
+            self.empty.append((position, np.empty((0, 2), np.float32)))
+        return None
+
+    def next_block(self) -> _Block | None:
+        """The next steps of all lanes; None when nothing is left."""
+        obs, act, which = (np.zeros((LANES, CHUNK), np.int64) for _ in range(3))
+        is_first = np.zeros((LANES, CHUNK), bool)
+        instructions: list[int] = []
+        pieces: list[_Piece] = []
+        for lane in range(LANES):
+            at = 0
+            while at < CHUNK and len(instructions) < INSTRUCTIONS - (LANES - lane - 1):
+                run = self._lanes[lane] or self._take()
+                if run is None:
+                    break
+                size = min(CHUNK - at, len(run.sequence.act) - run.packed)
+                part = slice(run.packed, run.packed + size)
+                obs[lane, at : at + size] = run.sequence.obs[part]
+                act[lane, at : at + size] = run.sequence.act[part]
+                which[lane, at : at + size] = len(instructions)
+                is_first[lane, at] = run.packed == 0
+                instructions.append(run.sequence.ins)
+                pieces.append(_Piece(run, lane, at, size))
+                run.packed += size
+                at += size
+                self._lanes[lane] = run if run.packed < len(run.sequence.act) else None
+        return _Block(obs, act, instructions, which, is_first, pieces) if pieces else None
+
+    def collect(self, pieces: list[_Piece], risks: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Stores a block's risks ``[LANES, CHUNK, 2]`` and yields the trajectories it completed."""
+        for run, lane, start, size in pieces:
+            run.risks[run.collected : run.collected + size] = risks[lane, start : start + size]
+            run.collected += size
+            if run.collected == len(run.risks):
+                yield run.position, run.risks
+        yield from self.empty
+        self.empty = []

@@ -1,0 +1,46 @@
+"""Numbers and foreign text."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jaxguard.evaluation.bootstrap import Interval
+from jaxguard.evaluation.wording import arguments, clip, number, span, visible
+
+
+@pytest.mark.parametrize(
+    ("value", "metric", "text"),
+    [(0.12345, "sr", "0.123"), (1.0, "f1", "1.000"), (2.345, "mas", "2.35"), (-0.05, "", "−0.050"),
+     (-0.0001, "", "0.000"), (math.nan, "sr", "–"), (math.inf, "", "–")],
+)  # fmt: skip
+def test_number(value: float, metric: str, text: str) -> None:
+    assert number(value, metric) == text
+
+
+def test_span() -> None:
+    assert span(Interval(0.5, 0.411, 1.0, 9)) == ".41–1.00"
+    assert span(Interval(0.0, -0.06, 0.2, 9)) == "−.06–.20"
+    assert span(Interval(2, 1.04, 10.26, 9), "mas") == "1.0–10.3"
+    assert span(Interval(0.5, math.nan, math.nan, 0)) == ""
+
+
+def test_visible_hides_nothing() -> None:
+    assert visible("a\u202eb\x1b[2Jc\nd\te\ud800") == "a\ufffdb\ufffd[2Jc d e\ufffd"
+    assert visible("ünï 漢字 👍🏽") == "ünï 漢字 👍🏽"
+
+
+def test_clip_cuts_with_a_mark() -> None:
+    assert clip("short", 10) == "short"
+    assert clip("x" * 11, 10) == "x" * 9 + "…"
+    assert clip("y" * 10_000_000, 5) == "yyyy…"
+
+
+def test_arguments() -> None:
+    assert arguments({"to": "a@b.c", "n": 3, "deep": {"k": [1, None]}}, None, 80) == (
+        'to=a@b.c, n=3, deep={"k": [1, null]}'
+    )
+    assert arguments(None, '{"broken', 80) == '{"broken'
+    assert arguments({}, None, 80) == ""
+    assert len(arguments({"text": "z" * 10**6}, None, 40)) == 40

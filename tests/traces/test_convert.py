@@ -1,0 +1,286 @@
+"""Conversion of files and folders: every record is accounted for, output is whole and repeatable."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from jaxguard.traces import convert as module
+from jaxguard.traces.convert import ConvertError, convert
+from jaxguard.traces.jsonl import read_trajectories, write_trajectories
+from jaxguard.traces.readers import openai_chat
+from jaxguard.types import JaxguardError, Step, Trajectory
+
+
+def chat(name: object = None, arguments: str = "{}", answer: str = "ok") -> dict:
+    call = {"id": "1", "function": {"name": "look", "arguments": arguments}}
+    made = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": answer},
+    ]
+    return {"messages": made} if name is None else {"id": name, "messages": made}
+
+
+def dojo(**more) -> dict:
+    base = {"suite_name": "s", "pipeline_name": "p", "user_task_id": "user_task_1", "security": True}
+    return {**base, "injection_task_id": None, "attack_type": None, "messages": chat()["messages"], **more}
+
+
+def lines(path: Path, *records: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records))
+    return path
+
+
+def rejects(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
+
+
+def check_sums(counts: dict) -> None:
+    assert counts["records"] == counts["converted"] + counts["rejected"]
+    assert counts["trajectories"] == counts["unsafe"] + counts["safe"] + counts["unlabelled"]
+
+
+def test_a_file(tmp_path):
+    path = lines(
+        tmp_path / "x.jsonl", chat("a"), '{"id": "cut', {"other": 1}, {"messages": [{"role": "user"}]}, chat("b")
+    )
+    report = convert(path, tmp_path / "out")
+    assert [t.id for t in read_trajectories(tmp_path / "out")] == ["x:a", "x:b"]
+    assert [(r["file"], r["position"]) for r in rejects(tmp_path / "out")] == [("x.jsonl", i) for i in (1, 2, 3)]
+    reasons = [r["reason"] for r in rejects(tmp_path / "out")]
+    assert reasons[0].startswith("line 2: not JSON")
+    assert reasons[1].startswith("of no known format (known: jaxguard, ")
+    assert reasons[2].startswith("messages: no user or system text")
+    check_sums(report.counts)
+    assert report.counts["converted"] == 2
+    assert report.counts["rejected"] == 3
+    assert report.files[0].formats == {"openai_chat": 3}
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest == report.to_json()
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "manifest.json",
+        "rejects.jsonl",
+        "trajectories.jsonl.gz",
+    ]
+
+
+def test_counts(tmp_path):
+    attacked = {"injection_task_id": "injection_task_1", "attack_type": "a", "derived_first_hazard_call": 1}
+    two_calls = chat("two")
+    two_calls["messages"][1]["tool_calls"].append({"id": "2", "function": {"name": "jump", "arguments": "{broken"}})
+    path = lines(
+        tmp_path / "x.jsonl",
+        dojo(),
+        dojo(**attacked),
+        two_calls,
+        {"messages": [{"role": "user", "content": "harm"}, {"role": "assistant", "content": "No."}]},
+        '{"messages": [{"role": "user", "content": "\\ud800"}], "x": NaN}',
+    )
+    counts = convert(path, tmp_path / "out").counts
+    assert counts == {
+        "files": 1,
+        "files_rejected": 0,
+        "records": 5,
+        "converted": 5,
+        "rejected": 0,
+        "trajectories": 5,
+        "steps": 4,
+        "without_steps": 2,
+        "unsafe": 1,
+        "safe": 1,
+        "unlabelled": 3,
+        "timing": 2,
+        "first_hazards": 1,
+        "parallel_calls": 1,
+        "unobserved_calls": 1,
+        "unparsable_arguments": 1,
+        "renamed_ids": 0,
+        "surrogates_replaced": 1,
+        "nonfinite_replaced": 1,
+    }
+
+
+def test_a_folder(tmp_path):
+    data = tmp_path / "data"
+    lines(data / "b" / "two.jsonl", chat("x"))
+    (data / "b" / "three.json.gz").write_bytes(gzip.compress(json.dumps([chat("y"), chat("z")]).encode()))
+    lines(data / "a" / "one.jsonl", dojo())
+    lines(data / "a" / "injection_targets.json", "[]")
+    lines(data / "unknown.jsonl", {"a": 1}, {"b": 2})
+    lines(data / "empty.jsonl")
+    lines(data / "README.md", "text")
+    (data / "cut.jsonl.gz").write_bytes(gzip.compress(b"x" * 1000)[:15])
+    out = data / "out"  # inside the input: never read
+    for _ in range(2):
+        report = convert(data, out)
+        assert [f.file for f in report.files] == [
+            "a/one.jsonl",
+            "b/three.json.gz",
+            "b/two.jsonl",
+            "cut.jsonl.gz",
+            "empty.jsonl",
+            "unknown.jsonl",
+        ]
+        assert report.skipped_files == ["README.md", "a/injection_targets.json"]
+        assert [t.source for t in read_trajectories(out)] == ["agentdojo", *["openai_chat"] * 3]
+        assert report.to_json()["formats"] == {"agentdojo": 1, "openai_chat": 3}
+        assert report.counts["files_rejected"] == 2
+        check_sums(report.counts)
+        assert report.counts["records"] == 4
+        whole_files = {r["file"]: r["reason"] for r in rejects(out) if r["position"] is None}
+        assert whole_files.keys() == {"cut.jsonl.gz", "unknown.jsonl"}
+        assert "none of the first 2 records is a trace" in whole_files["unknown.jsonl"]
+        assert "gzip" in whole_files["cut.jsonl.gz"]
+
+
+def test_a_single_unknown_file_is_an_error_and_leaves_no_output(tmp_path):
+    path = lines(tmp_path / "x.jsonl", *[{"a": i} for i in range(300)])
+    with pytest.raises(ConvertError, match=r"none of the first 100 records is a trace.*known: jaxguard, stepshield"):
+        convert(path, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda tmp: tmp / "nowhere", "there is no such file or folder"),
+        (lambda tmp: lines(tmp / "docs" / "README.md", "x").parent, "no .jsonl, .ndjson or .json file"),
+        (lambda tmp: tmp / "out", "the output folder is the input folder"),
+    ],
+)
+def test_what_cannot_be_converted(tmp_path, make, message):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConvertError, match=message):
+        convert(make(tmp_path), tmp_path / "out")
+
+
+def test_a_named_format_is_not_detected(tmp_path):
+    path = lines(tmp_path / "x.jsonl", *["garbage"] * 150, chat("a"), dojo())
+    report = convert(path, tmp_path / "out", format="openai_chat")
+    assert [t.source for t in read_trajectories(tmp_path / "out")] == ["openai_chat", "openai_chat"]
+    assert (report.counts["rejected"], report.counts["files_rejected"]) == (150, 0)
+    with pytest.raises(JaxguardError, match="format: got 'x', expected one of"):
+        convert(path, tmp_path / "out", format="x")
+
+
+def test_mixed_formats_in_one_file(tmp_path):
+    path = lines(tmp_path / "x.jsonl", chat("a"), dojo(), chat("b"))
+    report = convert(path, tmp_path / "out")
+    assert report.files[0].formats == {"openai_chat": 2, "agentdojo": 1}
+
+
+def test_repeated_ids_are_made_unique(tmp_path):
+    names = ["a", "a", "a~2", "a", "b", "a~2"]
+    report = convert(lines(tmp_path / "x.jsonl", *map(chat, names)), tmp_path / "out")
+    ids = [t.id for t in read_trajectories(tmp_path / "out")]
+    assert ids == ["x:a", "x:a~2", "x:a~2~2", "x:a~3", "x:b", "x:a~2~3"]
+    assert report.counts["renamed_ids"] == 4
+
+
+def test_equal_input_gives_equal_bytes(tmp_path):
+    path = lines(tmp_path / "x.jsonl", chat("a"), chat("a"), "bad", chat())
+    convert(path, tmp_path / "one")
+    convert(path, tmp_path / "two")
+    for name in ("trajectories.jsonl.gz", "rejects.jsonl", "manifest.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_converting_what_was_converted_changes_nothing(tmp_path):
+    convert(lines(tmp_path / "x.jsonl", chat("a"), dojo()), tmp_path / "one")
+    report = convert(tmp_path / "one", tmp_path / "two")
+    assert report.to_json()["formats"] == {"jaxguard": 2}
+    assert report.skipped_files == ["manifest.json", "rejects.jsonl"]
+    name = "trajectories.jsonl.gz"
+    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_failed_conversion_leaves_the_earlier_output(tmp_path, monkeypatch):
+    path = lines(tmp_path / "x.jsonl", chat("a"))
+    convert(path, tmp_path / "out")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+
+    def full_disk(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(module, "encode_line", full_disk)
+    with pytest.raises(OSError, match="disk full"):
+        convert(path, tmp_path / "out")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_reader_that_stumbles_rejects_the_record_only(tmp_path, monkeypatch):
+    def stumble(text):
+        raise KeyError("field")
+
+    path = lines(tmp_path / "x.jsonl", dojo(), chat("a"), dojo(user_task_id="user_task_2"))
+    monkeypatch.setattr(openai_chat, "_trajectory_id", lambda *_: stumble("x"))
+    report = convert(path, tmp_path / "out")
+    assert report.counts["converted"] == 2
+    (reject,) = rejects(tmp_path / "out")
+    assert reject["reason"] == "not of the shape of openai_chat: KeyError: 'field'"
+
+
+def test_surrogates_in_a_second_layer_of_json(tmp_path):
+    arguments = r'{"a": "\ud800", "b": 1e999}'
+    report = convert(lines(tmp_path / "x.jsonl", chat("a", arguments)), tmp_path / "out")
+    (made,) = read_trajectories(tmp_path / "out")
+    assert made.steps[0].arguments == {"a": "\ufffd", "b": "Infinity"}
+    assert (report.counts["surrogates_replaced"], report.counts["nonfinite_replaced"]) == (1, 1)
+
+
+def test_what_is_nested_deeply_survives_the_round_trip_or_is_rejected(tmp_path):
+    def nested(depth: int) -> str:
+        return "[" * depth + "]" * depth
+
+    path = tmp_path / "x.jsonl"
+    lines(path, chat("a", f'{{"a": {nested(90)}}}'), chat("b", f'{{"a": {nested(900)}}}'), chat("c"))
+    convert(path, tmp_path / "out")
+    made = {t.id: t.steps[0] for t in read_trajectories(tmp_path / "out")}
+    assert json.dumps(made["x:a"].arguments) == f'{{"a": {nested(90)}}}'
+    assert made["x:b"].raw_arguments == f'{{"a": {nested(900)}}}'
+
+    deep = {"a": json.loads(nested(199))}
+    own = '{"jaxguard": 1, "id": "%s", "instruction": "", "steps": [], "metadata": %s}'
+    lines(path, *[own % (name, json.dumps(value)) for name, value in (("x", deep), ("y", {}))])
+    report = convert(path, tmp_path / "out")
+    assert [t.id for t in read_trajectories(tmp_path / "out")] == ["y"]
+    check_sums(report.counts)
+
+
+@pytest.mark.slow
+def test_a_50_megabyte_tool_output(tmp_path):
+    size = 50_000_000
+    path = lines(tmp_path / "x.jsonl", chat("small"), chat("big", answer="y" * size))
+    convert(path, tmp_path / "out")
+    assert [len(t.final_observation) for t in read_trajectories(tmp_path / "out")] == [2, size]
+
+
+def test_memory_does_not_grow_with_the_archive(tmp_path):
+    def peak(count: int) -> int:
+        path = tmp_path / f"{count}.jsonl"
+        with path.open("w") as out:
+            for index in range(count):
+                out.write(json.dumps(chat(index % (count // 2), answer=f"{index} " * 1000)) + "\n")
+        tracemalloc.start()
+        convert(path, tmp_path / "out")
+        assert sum(1 for _ in read_trajectories(tmp_path / "out")) == count
+        result = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return result
+
+    convert(lines(tmp_path / "warm.jsonl", chat("a")), tmp_path / "out")  # imports are not to be measured
+    small, large = peak(200), peak(2_000)
+    assert large < 1.1 * small + 2**18
+
+
+def test_trajectories_made_by_hand_convert(tmp_path):
+    made = [Trajectory("t", "do", (Step("a", {"x": 1}, "c"),), unsafe=True, first_hazard=0, timing=True)]
+    write_trajectories(made, tmp_path / "mine.jsonl")
+    convert(tmp_path / "mine.jsonl", tmp_path / "out")
+    assert list(read_trajectories(tmp_path / "out")) == made

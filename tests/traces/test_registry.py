@@ -1,0 +1,69 @@
+"""Names and detection; no record of one format looks like another."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxguard.traces.files import Parsed, has_trace_name, read_records
+from jaxguard.traces.registry import Reader, RecordError, all_readers, detect, format_names, reader_named
+from jaxguard.types import JaxguardError
+
+CHAT = [{"role": "user", "content": "hi"}]
+SAMPLES = {
+    "jaxguard": [{"jaxguard": 1, "id": "x", "instruction": "do", "steps": []}],
+    "agentdojo": [
+        {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "messages": CHAT},
+        {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "conversations": CHAT},
+    ],
+    "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
+}
+
+
+@pytest.mark.parametrize(("name", "record"), [(name, record) for name, rows in SAMPLES.items() for record in rows])
+def test_detection(name, record):
+    found = detect(record)
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{}, {"a": 1}, {"messages": []}, {"messages": ["text"]}, {"messages": None}, {"output": "text"}, {"traj": [{}]},
+     {"messages": [{"role": ["user"]}]}, {"suite_name": 1, "user_task_id": 2, "pipeline_name": 3, "messages": "x"}],
+)  # fmt: skip
+def test_nothing_is_recognised_and_no_matcher_raises(record):
+    assert detect(record) is None
+
+
+def test_names():
+    names = format_names()
+    assert len(names) == len(set(names))
+    for name in names:
+        assert reader_named(name).name == name
+    with pytest.raises(JaxguardError, match=r"format: got 'nope', expected one of jaxguard, "):
+        reader_named("nope")
+
+
+def test_an_ambiguous_record_names_its_formats(monkeypatch):
+    twins = tuple(Reader(name, "", lambda record: True, lambda record, context: []) for name in ("one", "two"))
+    monkeypatch.setattr("jaxguard.traces.registry.all_readers", lambda: twins)
+    with pytest.raises(RecordError, match=r"several formats \(one, two\)"):
+        detect({"a": 1})
+
+
+@pytest.mark.data
+def test_matchers_exclude_each_other_on_real_files(data_dir):
+    """Of every file's first records, at most one reader wants each, and all want the same reader."""
+    recognised = set()
+    for file in sorted(data_dir.rglob("*")):
+        if not file.is_file() or not has_trace_name(file.name):
+            continue
+        names = set()
+        for item, _ in zip(read_records(file), range(50), strict=False):
+            if isinstance(item, Parsed):
+                found = [reader.name for reader in all_readers() if reader.matches(item.record)]
+                assert len(found) <= 1, (file, item.position, found)
+                names.update(found)
+        assert len(names) <= 1, (file, names)
+        recognised |= names
+    assert recognised >= {"stepshield", "asb", "agentdojo", "asse_security", "r_judge", "atbench", "openai_chat"}
