@@ -165,13 +165,13 @@ def _embed(arguments: argparse.Namespace) -> None:
     config = load_config(arguments.config, arguments.overrides)
     encoder = load_encoder(config.encoder)
     store = FeatureStore.create_or_open(arguments.store, encoder.fingerprint, encoder.dim)
-    with tqdm(desc="embed", unit="text", disable=arguments.quiet) as bar:
+    with tqdm(desc="embed", unit="window", disable=arguments.quiet) as bar:
         report = embed(
             chain.from_iterable(read_trajectories(path) for path in arguments.trajectories),
             store,
             encoder,
             thought=config.data.thought,
-            progress=lambda done, _known: bar.update(done - bar.n),
+            progress=lambda _stored, windows: bar.update(windows - bar.n),
         )
     _say(
         f"{report.unique:,} distinct texts of {report.trajectories:,} trajectories: {report.embedded:,} encoded by "
@@ -229,7 +229,7 @@ def _score(arguments: argparse.Namespace) -> None:
     )
     counts, seconds = report.counts, report.seconds
     _say(
-        f"{counts['records']:,} records: {counts['trajectories']:,} trajectories scored, {counts['rejected']:,} rejected; "
+        f"{counts['records']:,} records, {counts['rejected']:,} rejected: {counts['trajectories']:,} trajectories, "
         f"{counts['steps_scored']:,} steps ({counts['steps_scored'] / max(seconds['score'], 1e-9):,.0f} steps/s)"
     )
     _say(f"trajectories: {_pairs(report.decisions)}")

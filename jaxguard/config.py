@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,22 @@ def _require(condition: bool, key: str, value: object, expected: str) -> None:
         raise ConfigError(f"{key}: got {value!r}, expected {expected}")
 
 
+def _require_at_least(config: object, section: str, least: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value >= least, f"{section}.{name}", value, f"{least} or more")
+
+
+def _require_positive(config: object, section: str, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value > 0, f"{section}.{name}", value, "a positive number")
+
+
+def _require_seed(seed: int, section: str) -> None:
+    _require(0 <= seed < 2**31, f"{section}.seed", seed, "0 to 2147483647")
+
+
 @dataclass(frozen=True)
 class SplitConfig:
     """How trajectories are divided; groups never stand on both sides.
@@ -50,8 +67,11 @@ class SplitConfig:
     file: str | None = None
 
     def __post_init__(self) -> None:
+        _require_seed(self.seed, "data.split")
+        for name in ("train", "validation", "calibration", "test"):
+            _require(getattr(self, name) >= 0, f"data.split.{name}", getattr(self, name), "a share of 0 or more")
         total = self.train + self.validation + self.calibration + self.test
-        _require(abs(total - 1.0) < 1e-6, "split", total, "train + validation + calibration + test = 1")
+        _require(abs(total - 1.0) < 1e-6, "data.split", total, "train + validation + calibration + test = 1")
 
 
 @dataclass(frozen=True)
@@ -60,6 +80,10 @@ class DriftConfig:
 
     trajectories: int = 800
     seed: int = SEED
+
+    def __post_init__(self) -> None:
+        _require_seed(self.seed, "data.drift")
+        _require_at_least(self, "data.drift", 1, "trajectories")
 
 
 @dataclass(frozen=True)
@@ -110,8 +134,7 @@ class ModelConfig:
     adapter_scale: float = 0.25
 
     def __post_init__(self) -> None:
-        for name in ("embed_dim", "deter", "stoch", "classes", "hidden", "adapter_dim"):
-            _require(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "a positive integer")
+        _require_at_least(self, "model", 1, "embed_dim", "deter", "stoch", "classes", "hidden", "adapter_dim")
         _require(0.0 <= self.unimix < 1.0, "model.unimix", self.unimix, "a share in [0, 1)")
 
 
@@ -138,6 +161,12 @@ class Stage1Config:
     free_nats: float = 0.2
     clip_norm: float = 100.0
 
+    def __post_init__(self) -> None:
+        _require_at_least(self, "stage1", 0, "steps")
+        _require_at_least(self, "stage1", 1, "batch_size")
+        _require_positive(self, "stage1", "learning_rate", "clip_norm")
+        _require_at_least(self, "stage1", 0, "pred_scale", "posterior_scale", "kl_scale", "free_nats")
+
 
 @dataclass(frozen=True)
 class Stage2Config:
@@ -158,8 +187,9 @@ class Stage2Config:
     clip_norm: float = 100.0
 
     def __post_init__(self) -> None:
-        _require(self.horizon >= 0, "stage2.horizon", self.horizon, "0 or more steps")
-        _require(self.rho > 0, "stage2.rho", self.rho, "a positive number of steps")
+        _require_at_least(self, "stage2", 0, "steps", "horizon", "world_model_scale")
+        _require_at_least(self, "stage2", 1, "batch_size")
+        _require_positive(self, "stage2", "learning_rate", "rho", "clip_norm")
         _require(
             self.unlabelled_hazard in ("skip", "last_step"),
             "stage2.unlabelled_hazard",
@@ -185,6 +215,8 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
+        _require_seed(self.seed, "train")
+        _require_at_least(self, "train", 1, "max_steps", "validate_every", "checkpoint_every")
         _require(self.select in ("best", "last"), "train.select", self.select, "'best' or 'last'")
 
 
@@ -220,10 +252,19 @@ class EvaluationConfig:
     seed: int = SEED
     timelines: int = 8
 
+    def __post_init__(self) -> None:
+        _require_seed(self.seed, "evaluation")
+        _require_at_least(self, "evaluation", 1, "resamples")
+        _require_at_least(self, "evaluation", 0, "timelines")
+
 
 @dataclass(frozen=True)
 class Config:
-    """One experiment, from data to report. ``model_preset`` sets sizes; ``model`` overrides single ones."""
+    """One experiment, from data to report.
+
+    ``model`` may also be given as the name of one of :data:`MODEL_PRESETS`, or as a mapping with the key
+    ``preset`` and single sizes that differ from it.
+    """
 
     name: str = "experiment"
     data: DataConfig = field(default_factory=DataConfig)
@@ -259,22 +300,19 @@ def from_dict(values: Mapping[str, Any], cls: type[Any] = Config, prefix: str = 
     for key, value in values.items():
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {prefix}{close[0]}?" if close else ""
-            raise ConfigError(f"{prefix}{key}: unknown key{hint} Known here: {', '.join(sorted(known))}")
+            hint = f"did you mean {prefix}{close[0]}? " if close else ""
+            raise ConfigError(f"{prefix}{key}: unknown key; {hint}known here: {', '.join(sorted(known))}")
         arguments[key] = _convert(value, hints[key], f"{prefix}{key}")
     return cls(**arguments)
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
     if dataclasses.is_dataclass(hint):
-        if key == "model" and isinstance(value, str):
-            if value not in MODEL_PRESETS:
-                raise ConfigError(f"model: got {value!r}, expected one of {', '.join(MODEL_PRESETS)} or a mapping")
-            return MODEL_PRESETS[value]
-        if key == "model" and isinstance(value, Mapping) and "preset" in value:
+        if hint is ModelConfig and isinstance(value, str):
+            return _preset(value, key)
+        if hint is ModelConfig and isinstance(value, Mapping) and "preset" in value:
             rest = {k: v for k, v in value.items() if k != "preset"}
-            base = to_dict(_convert(value["preset"], hint, key))
-            return from_dict({**base, **rest}, ModelConfig, "model.")
+            return from_dict({**to_dict(_preset(value["preset"], f"{key}.preset")), **rest}, ModelConfig, f"{key}.")
         return from_dict(value, typing.cast(type[Any], hint), f"{key}.")
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if value is None:
@@ -286,16 +324,22 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
             items = [value] if isinstance(value, str) else value
             if isinstance(items, list | tuple) and all(isinstance(v, str) for v in items):
                 return tuple(items)
-        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        elif option is float and isinstance(value, str):
+        elif option is float and isinstance(value, int | float | str) and not isinstance(value, bool):
             try:  # YAML 1.1 reads 2e-4 (no dot) as text
-                return float(value)
-            except ValueError:
+                number = float(value)
+            except (ValueError, OverflowError):
                 continue
+            _require(math.isfinite(number), key, value, "a finite number")
+            return number
         elif option in (int, str, bool) and type(value) is option:
             return value
     raise ConfigError(f"{key}: got {value!r} ({type(value).__name__}), expected {_name(hint)}")
+
+
+def _preset(name: object, key: str) -> ModelConfig:
+    if not isinstance(name, str) or name not in MODEL_PRESETS:
+        raise ConfigError(f"{key}: got {name!r}, expected one of {', '.join(MODEL_PRESETS)}")
+    return MODEL_PRESETS[name]
 
 
 def _name(hint: Any) -> str:
@@ -314,6 +358,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"config file {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"config file {path}: not UTF-8 text: {error}") from error
         try:
             loaded = yaml.safe_load(text)
         except yaml.YAMLError as error:

@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,17 +20,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from jaxguard.config import Config, from_dict, to_dict
-from jaxguard.decision.calibration import Calibration
+from jaxguard.decision.calibration import Calibration, CalibrationError
 from jaxguard.decision.evidence import EvidenceState, advance
 from jaxguard.decision.policy import Mode, decide_step, enforce
 from jaxguard.decision.scored import ScoredTrajectory, judge
-from jaxguard.features.encoder import Encoder
+from jaxguard.features.encoder import Encoder, load_encoder
+from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import action_text, trajectory_texts, well_formed
+from jaxguard.traces.readers.calls import parse_arguments
 from jaxguard.training.checkpoints import versions
 from jaxguard.types import Decision, JaxguardError, Step, Trajectory, Verdict
 from jaxguard.world_model import scorer
-from jaxguard.world_model.params import Params, flatten, unflatten, weights_hash
+from jaxguard.world_model.params import Params, ParamsError, flatten, unflatten, weights_hash
 from jaxguard.world_model.scorer import LiveState, Scorer
 
 BUNDLE_VERSION = 1
@@ -53,8 +54,9 @@ class _TextVectors:
     def rows(self, texts: Sequence[str]) -> np.ndarray:
         new = [text for text in dict.fromkeys(texts) if text not in self._index]
         if new:
+            first = len(self._table)
             self._table.extend(self._encoder.encode(new))
-            self._index.update((text, len(self._index) + i) for i, text in enumerate(new))
+            self._index.update((text, first + i) for i, text in enumerate(new))
         return np.array([self._index[text] for text in texts], np.int64)
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
@@ -101,7 +103,9 @@ class Guard:
 
     def calibrated(self, calibration: Calibration) -> Guard:
         """The same guard with these thresholds; refused where they belong to another one."""
-        return dataclasses.replace(self, calibration=calibration)
+        guard = dataclasses.replace(self, calibration=calibration)
+        guard._scorer = self._scorer
+        return guard
 
     def risks(
         self, trajectories: Iterable[Trajectory], store: FeatureStore | None = None
@@ -177,7 +181,6 @@ class Guard:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and not (target / "guard.json").exists():
             raise GuardError(f"guard bundle {target}: exists and is not a bundle; name another folder")
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         description = {
             "jaxguard_bundle": BUNDLE_VERSION,
             "config": to_dict(self.config),
@@ -186,14 +189,21 @@ class Guard:
             "versions": versions(),
             "provenance": self.provenance,
         }
-        save_file(flatten(self.params), temporary / "weights.safetensors")
-        if self.calibration is not None:
-            (temporary / "calibration.json").write_text(self.calibration.to_json(), encoding="utf-8")
-        (temporary / "guard.json").write_text(json.dumps(description, indent=2, sort_keys=True), encoding="utf-8")
-        temporary.chmod(0o755)
-        if target.exists():
-            shutil.rmtree(target)
-        temporary.rename(target)
+        try:
+            text = json.dumps(description, indent=2, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise GuardError(f"provenance: {error}, expected JSON-like values") from None
+        thresholds = None if self.calibration is None else self.calibration.to_json()
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+            made, replaced = Path(scratch) / "made", Path(scratch) / "replaced"
+            made.mkdir()
+            save_file(flatten(self.params), made / "weights.safetensors")
+            if thresholds is not None:
+                (made / "calibration.json").write_text(thresholds, encoding="utf-8")
+            (made / "guard.json").write_text(text, encoding="utf-8")
+            if target.exists():
+                target.rename(replaced)
+            made.rename(target)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], encoder: Encoder | None = None) -> Guard:
@@ -206,9 +216,6 @@ class Guard:
         Raises:
             GuardError: no bundle there, another bundle version, damaged, or another encoder.
         """
-        from jaxguard.features.encoder import load_encoder
-        from jaxguard.features.fingerprint import EncoderFingerprint
-
         folder = Path(path)
         try:
             description = json.loads((folder / "guard.json").read_text(encoding="utf-8"))
@@ -225,6 +232,11 @@ class Guard:
             )
         if missing := {"config", "encoder", "weights", "provenance"} - description.keys():
             raise GuardError(f"guard bundle {folder}: guard.json lacks {', '.join(sorted(missing))}")
+        for name in ("config", "encoder", "provenance"):
+            if not isinstance(description[name], dict):
+                raise GuardError(
+                    f"guard bundle {folder}: {name} in guard.json is {description[name]!r:.80}, expected an object"
+                )
         config: Config = from_dict(description["config"])
         expected = EncoderFingerprint.from_dict(description["encoder"])
         encoder = load_encoder(config.encoder) if encoder is None else encoder
@@ -235,13 +247,16 @@ class Guard:
             )
         try:
             params = unflatten(load_file(folder / "weights.safetensors"), config.model)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ParamsError) as error:
             raise GuardError(f"guard bundle {folder}: weights.safetensors cannot be read ({error})") from error
         if weights_hash(params) != description["weights"]:
             raise GuardError(f"guard bundle {folder}: weights.safetensors is not the file that guard.json describes")
         calibration = None
         if (folder / "calibration.json").exists():
-            calibration = Calibration.from_json((folder / "calibration.json").read_text(encoding="utf-8"))
+            try:
+                calibration = Calibration.from_json((folder / "calibration.json").read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError, CalibrationError) as error:
+                raise GuardError(f"guard bundle {folder}: calibration.json cannot be read ({error})") from error
         return cls(config, params, encoder, calibration, description["provenance"])
 
 
@@ -251,9 +266,13 @@ class _Checked:
 
     digest: str
     verdict: Verdict
-    step: int
     state: LiveState | None
     evidence: EvidenceState | None
+
+
+def _require_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise GuardError(f"{name}: got {type(value).__name__}, expected text")
 
 
 class Session:
@@ -271,12 +290,14 @@ class Session:
         self._calibration = guard._calibration()
         self._cutoffs = self._calibration.for_metadata(metadata)
         self._mode = mode
+        _require_text("instruction", instruction)
         self._instruction = well_formed(instruction)
         self._state: LiveState | None = None  # made by the first check, so that its failure is held too
         self._evidence = EvidenceState()
         self._steps = 0
-        self._pending: dict[str, _Checked] = {}
-        self._committed: dict[str, _Checked] = {}
+        # By call id; where the host gives none, by the number of the step, which no id equals.
+        self._pending: dict[str | int, _Checked] = {}
+        self._committed: dict[str | int, _Checked] = {}
         self._lock = threading.Lock()
 
     @property
@@ -299,51 +320,56 @@ class Session:
             observation: What became visible since the last committed call was proposed; ``""`` if nothing,
                 and for every further call of one turn the same text as for its first.
             tool: Name of the tool.
-            arguments: The call's JSON object, or its text where that could not be parsed.
+            arguments: The call's JSON object, or its text, which is parsed as the readers of traces do.
             call_id: The host's id of this call; defaults to the position of the step.
             thought: Read only by guards that were trained with thoughts.
 
         Raises:
-            GuardError: ``call_id`` was checked before with another observation, tool or arguments and is
-                committed, or arguments are neither an object nor text.
+            GuardError: ``call_id`` is committed with another observation, tool or arguments; or observation,
+                tool or thought is not text, or arguments are neither an object nor text.
         """
-        if isinstance(arguments, str):
-            step = Step(tool, None, call_id or "", observation, raw_arguments=arguments, thought=thought)
-        elif arguments is None or isinstance(arguments, Mapping):
-            step = Step(tool, arguments or {}, call_id or "", observation, thought=thought)
-        else:
+        for name, value in (("observation", observation), ("tool", tool), ("thought", thought)):
+            _require_text(name, value)
+        if not (arguments is None or isinstance(arguments, str | Mapping)):
             raise GuardError(f"arguments: got {type(arguments).__name__}, expected a mapping, text or None")
+        parsed, raw = parse_arguments(dict(arguments) if isinstance(arguments, Mapping) else arguments)
+        step = Step(tool, parsed, call_id or "", observation, raw_arguments=raw, thought=thought)
+        texts, problem = [well_formed(observation)], ""
+        try:
+            texts.append(action_text(step, thought=self._guard.config.data.thought))
+        except JaxguardError as error:
+            problem = str(error)
+        digest = hashlib.sha256(repr((tool, texts)).encode("utf-8", "surrogatepass")).hexdigest()
         with self._lock:
-            key = str(self._steps) if call_id is None else call_id
-            digest = hashlib.sha256(
-                "\0".join([observation, tool, repr(arguments), thought]).encode("utf-8", "surrogatepass")
-            ).hexdigest()
+            key = self._steps if call_id is None else call_id
             known = self._committed.get(key)
             if known is not None:
                 if known.digest != digest:
                     raise GuardError(f"call id {key!r}: was committed with another call; ids must not be reused")
                 return known.verdict
             pending = self._pending.get(key)
-            if pending is None or pending.step != self._steps or pending.digest != digest:
-                pending = self._score(step, digest)
+            # A check that failed is made anew: what failed may have recovered.
+            if pending is None or pending.digest != digest or pending.state is None:
+                pending = self._held(digest, problem) if problem else self._score(tool, texts, digest)
                 self._pending[key] = pending
             return pending.verdict
 
     def commit(self, call_id: str | None = None) -> None:
-        """Moves on: the checked call is going to run. Committing it again changes nothing.
+        """Moves on: the checked call is going to run. Committing the same id again changes nothing.
 
         Args:
-            call_id: As given to :meth:`check`; may be left out where the checks left it out.
+            call_id: As given to :meth:`check`; may be left out where the checks left it out (then every
+                commit needs a check of its own).
 
         Raises:
             GuardError: the call was not checked since the last commit, or its check failed to score.
         """
         with self._lock:
-            key = str(self._steps) if call_id is None else call_id
+            key = self._steps if call_id is None else call_id
             if key in self._committed:
                 return
             checked = self._pending.get(key)
-            if checked is None or checked.step != self._steps:
+            if checked is None:
                 raise GuardError(f"call id {key!r}: was not checked since the last commit; check it first")
             if checked.state is None or checked.evidence is None:
                 raise GuardError(f"call id {key!r}: could not be scored ({checked.verdict.error}); check it again")
@@ -352,26 +378,32 @@ class Session:
             self._committed[key] = dataclasses.replace(checked, state=None, evidence=None)
             self._pending.clear()
 
-    def _score(self, step: Step, digest: str) -> _Checked:
+    def _score(self, tool: str, texts: Sequence[str], digest: str) -> _Checked:
         try:
-            texts = [well_formed(step.observation), action_text(step, thought=self._guard.config.data.thought)]
-            encoder, model = self._guard.encoder, self._guard.scorer
+            model = self._guard.scorer
             if self._state is None:
-                self._state = model.start(encoder.encode([self._instruction])[0])
-            observation, action = encoder.encode(texts, live=True)
+                self._state = model.start(self._vectors([self._instruction])[0])
+            observation, action = self._vectors(texts, live=True)
             state, hazard, prefix = model.step(self._state, observation, action)
             evidence_state, evidence = advance(self._evidence, hazard, prefix, self._calibration.fusion)
         except Exception as error:  # fail closed: whatever went wrong, the call must not run unseen
-            logger.exception("scoring a proposed call to %r failed", step.tool)
+            logger.exception("scoring a proposed call to %r failed", tool)
             return self._held(digest, f"{type(error).__name__}: {error}")
         decision, margin = decide_step(evidence.hazard, evidence.fused, self._cutoffs)
         verdict = self._verdict(decision, tuple(evidence), margin)
-        return _Checked(digest, verdict, self._steps, state, evidence_state)
+        return _Checked(digest, verdict, state, evidence_state)
+
+    def _vectors(self, texts: Sequence[str], live: bool = False) -> np.ndarray:
+        vectors = self._guard.encoder.encode(texts, live=live)
+        if not np.isfinite(vectors).all():
+            raise GuardError(f"encoder {self._guard.encoder.fingerprint}: returned a vector that is not finite")
+        return vectors
 
     def _held(self, digest: str, error: str) -> _Checked:
         verdict = self._verdict(Decision.HOLD, (math.nan,) * 5, math.nan, error)
-        return _Checked(digest, verdict, self._steps, None, None)
+        return _Checked(digest, verdict, None, None)
 
     def _verdict(self, decision: Decision, risks: tuple[float, ...], margin: float, error: str = "") -> Verdict:
         observed = enforce(decision, self._mode).observed_only
-        return Verdict(self._steps, decision, *risks, margin=margin, observed_only=observed, error=error)
+        hazard, prefix, ema, win, fused = risks
+        return Verdict(self._steps, decision, hazard, prefix, ema, win, fused, margin, observed, error)

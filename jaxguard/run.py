@@ -251,7 +251,7 @@ def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
     found: dict[str, Baseline] = {
         "unknown tool": Baseline(alert=rules.unknown_tool(run.part("train"), test)),
         "CamelCase tool": Baseline(alert=rules.camel_case_tool(test)),
-        "two or more calls": Baseline(alert=rules.two_or_more_calls(test)),
+        "two calls or more": Baseline(alert=rules.two_or_more_calls(test)),
     }
     training, calibration, testing = run.episodes("train"), run.episodes("calibration"), run.episodes("test")
     position = {name: i for i, name in enumerate(testing.ids)}
@@ -267,13 +267,13 @@ def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
     bag_calibration = logistic.bag_scores(training, calibration)
     if bag is not None and bag_calibration is not None:
         score = spread(bag, 0.0)
-        found["logistic, bag"] = Baseline(score=score, alert=score > threshold(bag_calibration))
+        found["logistic (bag)"] = Baseline(score=score, alert=score > threshold(bag_calibration))
     step, step_calibration = logistic.step_scores(training, testing), logistic.step_scores(training, calibration)
     if step is not None and step_calibration is not None:
         limit = threshold(step_calibration.maxima)
         first = np.array([int(np.argmax(s > limit)) if (s > limit).any() else -1 for s in step.steps])
         score, alerts = spread(step.maxima, 0.0), spread(first, -1).astype(np.int64)
-        found["logistic, step alone"] = Baseline(score=score, alert=alerts >= 0, first_alert=alerts)
+        found["logistic (step)"] = Baseline(score=score, alert=alerts >= 0, first_alert=alerts)
     return found
 
 

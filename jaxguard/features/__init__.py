@@ -1,6 +1,6 @@
 """Text in, vectors out: encoders, their fingerprints, and the feature store. Imports no JAX."""
 
-from jaxguard.features.encoder import PRESETS, Encoder, EncoderSettings, load_encoder
+from jaxguard.features.encoder import PRESETS, Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore, FeatureStoreError, MissingTexts
 from jaxguard.features.texts import TEMPLATE_VERSION, TrajectoryTexts, trajectory_texts
@@ -10,7 +10,6 @@ __all__ = [
     "TEMPLATE_VERSION",
     "Encoder",
     "EncoderFingerprint",
-    "EncoderSettings",
     "FeatureStore",
     "FeatureStoreError",
     "MissingTexts",

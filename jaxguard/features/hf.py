@@ -70,6 +70,7 @@ class HFEncoder:
         """
         try:
             import torch
+            from safetensors import SafetensorError
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
             raise JaxguardError(
@@ -82,12 +83,20 @@ class HFEncoder:
             raise JaxguardError(f"encoder path: {path} has no *.safetensors, expected a Hugging Face model folder")
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-            model = AutoModel.from_pretrained(
-                path, local_files_only=True, dtype=getattr(torch, dtype), use_safetensors=True
+            model, loading = AutoModel.from_pretrained(
+                path,
+                local_files_only=True,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                output_loading_info=True,
             )
             model = model.eval().to(device)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise JaxguardError(f"encoder path: {path} cannot be loaded on {device!r} ({error})") from error
+        # transformers fills what a checkpoint lacks with random numbers; a pooler is not used here.
+        absent = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
+        if absent:
+            raise JaxguardError(f"encoder path: {path} lacks {len(absent)} tensors, the first is {absent[0]}")
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise JaxguardError(f"encoder path: {path} has no fast tokenizer (tokenizer.json)")

@@ -125,7 +125,7 @@ class MiniLMEncoder:
 
     dim = DIM
 
-    def __init__(self, layer: int = 3, max_tokens: int = 256, dtype: str = "float32", batch_tokens: int = 2048) -> None:
+    def __init__(self, layer: int = 3, max_tokens: int = 256, dtype: str = "float32", batch_tokens: int = 1024) -> None:
         """Load the weights.
 
         Args:
@@ -186,7 +186,9 @@ def _build(weights: dict[str, np.ndarray], layers: int) -> tuple[nnx.State, Any]
     @jax.jit
     def sum_tokens(params: nnx.State, ids: jax.Array, lengths: jax.Array) -> jax.Array:
         mask = jnp.arange(ids.shape[1]) < lengths[:, None]
-        hidden = nnx.merge(graphdef, params)(ids, mask)
+        # An accelerator would otherwise round the factors of a product to fewer bits.
+        with jax.default_matmul_precision("highest"):
+            hidden = nnx.merge(graphdef, params)(ids, mask)
         return jnp.where(mask[:, :, None], hidden, 0).sum(axis=1)
 
     return abstract, sum_tokens

@@ -15,6 +15,7 @@ import os
 import uuid
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -160,9 +161,15 @@ class Shard:
             "embed again to replace its vectors"
         )
 
+    def _opened(self) -> BinaryIO:
+        try:
+            return open(self.path, "rb")
+        except OSError as error:
+            raise FeatureStoreError(f"shard {self.path}: cannot be read ({error})") from error
+
     def hashes(self) -> np.ndarray:
         """Text hashes, ``S16 [N]``."""
-        with open(self.path, "rb") as file:
+        with self._opened() as file:
             file.seek(self._hash_at)
             return np.frombuffer(file.read(self.rows * HASH_BYTES), dtype=f"S{HASH_BYTES}")
 
@@ -180,7 +187,7 @@ class Shard:
     def _open_map(self) -> np.ndarray:
         """Map the vectors as uint8 [N, E * itemsize]; the first time, check every byte."""
         width = self._dim * self._dtype.itemsize
-        with open(self.path, "rb") as file:
+        with self._opened() as file:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         flat = np.frombuffer(pages, np.uint8, self.rows * width, self._vector_at).reshape(self.rows, width)
         if not self._verified:

@@ -119,13 +119,13 @@ class FeatureStore:
             raise FeatureStoreError(f"feature store dim: got {dim}, expected a positive number")
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(folder)
+            if not (folder / _MANIFEST).exists():
+                if any(folder.glob(f"*{SUFFIX}")):
+                    raise FeatureStoreError(f"feature store {folder}: has shards but no {_MANIFEST}")
+                _write_manifest(folder, fingerprint, dim, dtype)
         except OSError as error:
             raise FeatureStoreError(f"feature store {folder}: cannot be made ({error})") from error
-        _remove_leftovers(folder)
-        if not (folder / _MANIFEST).exists():
-            if any(folder.glob(f"*{SUFFIX}")):
-                raise FeatureStoreError(f"feature store {folder}: has shards but no {_MANIFEST}")
-            _write_manifest(folder, fingerprint, dim, dtype)
         store = cls.open(folder, fingerprint, dim)
         if store.dtype != dtype:
             raise FeatureStoreError(f"feature store {folder}: dtype is {store.dtype}, expected {dtype}")
@@ -253,15 +253,15 @@ class FeatureStore:
         picked = np.sort(first[self._find(keys) < 0])
         step = rows_per_shard(stored.dtype.itemsize * self.dim)
         hashes = _hashes([texts[index] for index in picked])
-        with _lock(self.path, fcntl.LOCK_SH):
-            for start in range(0, len(picked), step):
-                part = slice(start, start + step)
-                # Unique across processes, and in order of time for a human reader.
-                name = f"shard-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}{SUFFIX}"
-                try:
+        try:
+            with _lock(self.path, fcntl.LOCK_SH):
+                for start in range(0, len(picked), step):
+                    part = slice(start, start + step)
+                    # Unique across processes, and in order of time for a human reader.
+                    name = f"shard-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}{SUFFIX}"
                     write_shard(self.path, name, hashes[part], stored[picked[part]], self.fingerprint)
-                except OSError as error:
-                    raise FeatureStoreError(f"feature store {self.path}: cannot write {name} ({error})") from error
+        except OSError as error:
+            raise FeatureStoreError(f"feature store {self.path}: cannot be written ({error})") from error
         self.refresh()
         return len(picked)
 

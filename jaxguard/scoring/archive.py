@@ -22,7 +22,7 @@ from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.features.embed import embed
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
-from jaxguard.traces.convert import convert
+from jaxguard.traces.convert import MANIFEST_FILE, convert
 from jaxguard.traces.jsonl import TRAJECTORIES_FILE, read_trajectories
 from jaxguard.training.checkpoints import versions
 from jaxguard.types import Decision, JaxguardError, Trajectory
@@ -167,22 +167,22 @@ def score_archive(
         seconds[name] = round(time.perf_counter() - begin, 3)
         begin = time.perf_counter()
 
-    if archive.is_dir() and (archive / TRAJECTORIES_FILE).exists():
+    if (archive / TRAJECTORIES_FILE).is_file() and (archive / MANIFEST_FILE).is_file():
         traces = archive
-        counts = dict(json.loads((archive / "manifest.json").read_text(encoding="utf-8"))["counts"])
+        counts = dict(json.loads((archive / MANIFEST_FILE).read_text(encoding="utf-8"))["counts"])
     else:
         traces = out / "traces"
         counts = dict(convert(archive, traces, format=format).counts)
     lap("convert")
     features = FeatureStore.create_or_open(store or out / "features", guard.encoder.fingerprint, guard.encoder.dim)
     total = counts["trajectories"]
-    with tqdm(total=None, desc="embed", unit="text", disable=not progress) as bar:
+    with tqdm(total=None, desc="embed", unit="window", disable=not progress) as bar:
         embedded = embed(
             read_trajectories(traces),
             features,
             guard.encoder,
             thought=guard.config.data.thought,
-            progress=lambda done, _known: bar.update(done - bar.n),
+            progress=lambda _stored, windows: bar.update(windows - bar.n),
         )
     lap("embed")
     decisions: Counter[str] = Counter()

@@ -10,12 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SOURCES = ("amber", "comet", "glacier", "pepper")
-"""Names of the objects that a trajectory starts with."""
-
-NAMES = ("harbor", "lantern", "maple", "orchid", "raven", "copper")
-"""Names of the objects that an agent makes, given at random: a name says nothing about what it holds."""
-
 
 @dataclass(frozen=True)
 class Content:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 import jaxguard
@@ -17,7 +19,6 @@ from jaxguard.training.state import TrainState
 def versions() -> dict[str, str]:
     """Versions of the libraries that decide numeric results."""
     import flax
-    import numpy as np
     import optax
 
     return {
@@ -51,12 +52,11 @@ class Checkpoints:
 
     def save(self, state: TrainState, best: Any, meta: dict[str, Any]) -> None:
         """Writes ``state``, the best parameters so far and ``meta``; returns when it is on disk."""
-        info = {**meta, "identity": self._identity, "versions": versions()}
+        arrays = {"train": state._asdict(), "best": best}
+        info = {**meta, "identity": self._identity, "versions": versions(), "digest": _digest(arrays)}
         self._manager.save(
             int(state.step),
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave({"train": state._asdict(), "best": best}), meta=ocp.args.JsonSave(info)
-            ),
+            args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(info)),
         )
         self._manager.wait_until_finished()
 
@@ -67,16 +67,19 @@ class Checkpoints:
             template: A state of the same structure; gives shapes, dtypes and shardings.
 
         Raises:
-            TrainingError: written for another configuration or data, or not readable.
+            TrainingError: there is none, or it was written for another configuration or data, or is damaged.
         """
         step = self._manager.latest_step()
         if step is None:
             raise TrainingError(f"checkpoints {self._manager.directory}: none found, expected at least one")
-        meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
-        if meta["identity"] != self._identity:
-            differing = [k for k in self._identity if meta["identity"].get(k) != self._identity[k]]
+        meta = self._read(step, meta=ocp.args.JsonRestore())["meta"]
+        if lacking := {"identity", "digest"} - meta.keys():
+            raise TrainingError(f"{self._named(step)}: its metadata lack {', '.join(sorted(lacking))}")
+        found = meta["identity"]
+        if found != self._identity:
+            differing = [k for k in {**self._identity, **found} if found.get(k) != self._identity.get(k)]
             raise TrainingError(
-                f"checkpoint {self._manager.directory}/{step}: was written for another {', '.join(differing)}; "
+                f"{self._named(step)}: was written for another {', '.join(differing)}; "
                 "use another --out folder, or --fresh to start over"
             )
         # Explicit shardings: a checkpoint of another device kind names devices that do not exist here.
@@ -85,13 +88,29 @@ class Checkpoints:
             lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=device),
             {"train": template._asdict(), "best": template.params},
         )
+        arrays = self._read(step, state=ocp.args.StandardRestore(abstract))["state"]
+        if _digest(arrays) != meta["digest"]:
+            raise TrainingError(f"{self._named(step)}: is damaged, its arrays are not those that were written")
+        return TrainState(**arrays["train"]), arrays["best"], meta
+
+    def _named(self, step: int) -> str:
+        return f"checkpoint {self._manager.directory}/{step}"
+
+    def _read(self, step: int, **items: Any) -> Any:
         try:
-            restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
-        except (ValueError, OSError, KeyError) as error:
-            raise TrainingError(f"checkpoint {self._manager.directory}/{step}: cannot be read: {error}") from error
-        train = restored.state["train"]
-        return TrainState(**train), restored.state["best"], meta
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:  # Orbax raises bare Exceptions for arrays that it cannot decode
+            reason = str(error).strip().partition("\n")[0][:500]
+            raise TrainingError(f"{self._named(step)}: cannot be read: {reason}") from error
 
     def close(self) -> None:
         """Releases Orbax's threads."""
         self._manager.close()
+
+
+def _digest(arrays: Any) -> str:
+    """Hash of every array: large ones are stored without a checksum."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(arrays):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()[:16]

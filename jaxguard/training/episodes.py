@@ -7,6 +7,7 @@ continues at the batch where it stopped.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,15 @@ class Episodes:
     def lengths(self) -> np.ndarray:
         """Steps of each trajectory, ``[n]``."""
         return np.array([len(actions) for _, actions, _ in self.rows], np.int64)
+
+    @property
+    def digest(self) -> str:
+        """A 16-digit hash of vectors, texts' places and labels: what a checkpoint is bound to."""
+        digest = hashlib.sha256(repr((self.ids, self.table.shape, self.hazard_step.tolist())).encode())
+        digest.update(np.ascontiguousarray(self.table).tobytes())
+        for (observations, actions, instruction), fresh in zip(self.rows, self.new_observation, strict=True):
+            digest.update(repr((observations.tolist(), actions.tolist(), instruction, fresh.tolist())).encode())
+        return digest.hexdigest()[:16]
 
 
 def supervising_step(trajectory: Trajectory, unlabelled: str) -> int:

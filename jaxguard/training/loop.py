@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from collections.abc import Iterator
@@ -155,8 +156,9 @@ def train_stage(
     identity = {
         "stage": stage,
         "config": {k: relevant[k] for k in ("model", f"stage{stage}", "train")},
-        "data": [len(train), int(train.lengths.sum()), train.ids[0], train.ids[-1]],
-        "start": weights_hash(params),
+        "training data": train.digest,
+        "validation data": None if validation is None else validation.digest,
+        "starting weights": weights_hash(params),
     }
     transform, step_function = make_step(config, stage)
     validation_function = make_validation(config, stage)
@@ -178,13 +180,14 @@ def train_stage(
             finite = best_loss if math.isfinite(best_loss) else None
             checkpoints.save(state, best, {"position": vars(position), "best_loss": finite})
 
+    last_wins = config.train.select == "last"
     end = settings.steps if stop_after is None else min(settings.steps, first + stop_after)
     bar = tqdm(
         total=settings.steps, initial=first, desc=f"stage {stage}", unit="step", disable=not progress, mininterval=0.5
     )
     stream = batch_stream(train, settings.batch_size, config.train.seed, position)
     done = first
-    with bar:
+    with bar, contextlib.closing(checkpoints):
         for done in range(first + 1, end + 1):
             after, indices = next(stream)
             state, metrics = step_function(state, make_batch(train, indices, settings.batch_size, config.stage2))
@@ -196,17 +199,17 @@ def train_stage(
                     f"expected finite numbers. Batch {position.batch} of epoch {position.epoch}: {names}"
                 )
             position = after
-            if done % 10 == 0 or done == end:
+            if done % 10 == 0 or done == settings.steps:  # not at `end`: a stop must not show in the curves
                 curves.add(done, position.epoch, "train", values)
                 bar.set_postfix(loss=f"{values['loss']:.4f}", refresh=False)
             if validation is not None and (done % config.train.validate_every == 0 or done == settings.steps):
                 result = validate(config, stage, validation_function, state.params, validation)
                 curves.add(done, position.epoch, "validation", result)
-                if result["loss"] < best_loss:
+                if last_wins or result["loss"] < best_loss:
                     best_loss, best = result["loss"], jax.tree.map(jnp.array, state.params)
             if done % config.train.checkpoint_every == 0 or done == end:
                 save(done)
             bar.update()
-    checkpoints.close()
-    chosen = best if config.train.select == "best" and math.isfinite(best_loss) else state.params
-    return StageResult(chosen, done, best_loss if math.isfinite(best_loss) else math.nan)
+    if not math.isfinite(best_loss) or (last_wins and done < settings.steps):
+        return StageResult(state.params, done, math.nan)
+    return StageResult(best, done, best_loss)

@@ -28,9 +28,14 @@ def log_probs(logits: jax.Array, unimix: float) -> jax.Array:
     return jnp.log((1.0 - unimix) * probs + unimix / logits.shape[-1])
 
 
-def sample(key: jax.Array, logp: jax.Array) -> jax.Array:
+def noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Gumbel noise for :func:`sample`, drawn for all steps in one call outside of the recurrence."""
+    return jax.random.gumbel(key, shape, jnp.float32)
+
+
+def sample(gumbel: jax.Array, logp: jax.Array) -> jax.Array:
     """One-hot sample ``[..., S, C]`` whose gradient is that of the probabilities (straight-through)."""
-    onehot = jax.nn.one_hot(jax.random.categorical(key, logp, axis=-1), logp.shape[-1], dtype=logp.dtype)
+    onehot = jax.nn.one_hot(jnp.argmax(logp + gumbel, axis=-1), logp.shape[-1], dtype=logp.dtype)
     probs = jnp.exp(logp)
     return onehot + probs - jax.lax.stop_gradient(probs)
 
@@ -52,7 +57,7 @@ def product(z: jax.Array, kernel: jax.Array) -> jax.Array:
     if jnp.issubdtype(z.dtype, jnp.integer):
         stoch = z.shape[-1]
         rows = z + jnp.arange(stoch) * (kernel.shape[0] // stoch)
-        return kernel[rows].sum(axis=-2)
+        return jnp.asarray(kernel)[rows].sum(axis=-2)
     return z.reshape(*z.shape[:-2], -1) @ kernel
 
 

@@ -19,6 +19,12 @@ def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
     return centred * jax.lax.rsqrt(variance + EPSILON) * scale + bias
 
 
+def value(parameter: nnx.Param | None) -> jax.Array:
+    """The array of a parameter that the layer has (Flax types those that can be switched off as optional)."""
+    assert parameter is not None
+    return parameter[...]
+
+
 class Block(nnx.Module):
     """Linear, LayerNorm, SiLU: ``[..., N_in] -> [..., N_out]``."""
 
@@ -28,7 +34,7 @@ class Block(nnx.Module):
 
     def activate(self, x: jax.Array) -> jax.Array:
         """What follows the linear layer; for callers that computed its product in parts."""
-        return jax.nn.silu(normalise(x, self.norm.scale[...], self.norm.bias[...]))
+        return jax.nn.silu(normalise(x, value(self.norm.scale), value(self.norm.bias)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.activate(self.linear(x))
@@ -57,7 +63,8 @@ class GRUCore(nnx.Module):
         self.norm = nnx.LayerNorm(z_dim + a_dim, epsilon=EPSILON, use_fast_variance=False, rngs=rngs)
         self.inputs = nnx.Linear(z_dim + a_dim, 3 * deter, rngs=rngs)
         self.recurrent = nnx.Linear(deter, 3 * deter, kernel_init=_orthogonal_gates, rngs=rngs)
-        self.inputs.bias[...] = self.inputs.bias[...].at[deter : 2 * deter].set(1.0)
+        bias = value(self.inputs.bias).at[deter : 2 * deter].set(1.0)
+        self.inputs.bias = nnx.Param(bias)
 
 
 def _orthogonal_gates(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any) -> jax.Array:

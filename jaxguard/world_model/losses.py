@@ -79,7 +79,7 @@ def world_model_losses(
     h_next = rollout.h[:, 1:-1]  # h_1 .. h_T; the scan ran one step further for the posterior of o_T
     post = latents.log_probs(rollout.post_logits[:, 1:], config.unimix)
     prior = latents.log_probs(prior_logits(w, config, h_next), config.unimix)
-    zhat = latents.sample(prior_key, prior)
+    zhat = latents.sample(latents.noise(prior_key, prior.shape), prior)
 
     def predict(z: jax.Array) -> jax.Array:
         return model.predictor(jnp.concatenate([h_next, z.reshape(*z.shape[:2], -1)], axis=-1))
@@ -118,7 +118,7 @@ def risk_logits(model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array |
     if prior_key is None:
         zhat = latents.mode(logits)
     else:
-        zhat = latents.sample(prior_key, latents.log_probs(logits, config.unimix))
+        zhat = latents.sample(latents.noise(prior_key, logits.shape), latents.log_probs(logits, config.unimix))
     return read_risk(w, h_next, zhat, x.heads_a, instruction.heads_e[:, None])
 
 

@@ -25,7 +25,7 @@ from flax import nnx
 
 from jaxguard.config import ModelConfig
 from jaxguard.world_model import latents
-from jaxguard.world_model.layers import EPSILON, MLP, Block, GRUCore, gru, normalise
+from jaxguard.world_model.layers import EPSILON, MLP, Block, GRUCore, gru, normalise, value
 
 
 class RSSM(nnx.Module):
@@ -112,7 +112,7 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
     feat = deter + flat
     post, prior, adapter = model.posterior, model.prior, model.adapter
     kernel = model.core.inputs.kernel[...]
-    scaled = model.core.norm.scale[...][:, None] * kernel
+    scaled = value(model.core.norm.scale)[:, None] * kernel
     heads_kernel, heads_bias = _fused_heads(model)
     scale = config.adapter_scale
     return StepWeights(
@@ -122,7 +122,7 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
         post_bias=_bias(post.out),
         core_z=scaled[:flat],
         core_mean=scaled.sum(axis=0),
-        core_bias=model.core.norm.bias[...] @ kernel + _bias(model.core.inputs),
+        core_bias=value(model.core.norm.bias) @ kernel + _bias(model.core.inputs),
         core_h=model.core.recurrent.kernel[...],
         core_h_bias=_bias(model.core.recurrent),
         prior_h=prior.block.linear.kernel[...],
@@ -139,8 +139,8 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
         heads_z=heads_kernel[deter:feat],
         heads_bias=heads_bias + scale * (_bias(adapter.out) @ heads_kernel[:feat]),
         heads_norm=Norm(
-            jnp.stack([model.hazard_head.block.norm.scale[...], model.prefix_head.block.norm.scale[...]]),
-            jnp.stack([model.hazard_head.block.norm.bias[...], model.prefix_head.block.norm.bias[...]]),
+            jnp.stack([value(model.hazard_head.block.norm.scale), value(model.prefix_head.block.norm.scale)]),
+            jnp.stack([value(model.hazard_head.block.norm.bias), value(model.prefix_head.block.norm.bias)]),
         ),
         heads_out=jnp.stack([model.hazard_head.out.kernel[...], model.prefix_head.out.kernel[...]])[..., 0],
         heads_out_bias=jnp.concatenate([_bias(model.hazard_head.out), _bias(model.prefix_head.out)]),
@@ -157,11 +157,11 @@ def _fused_heads(model: RSSM) -> tuple[jax.Array, jax.Array]:
 
 
 def _norm(norm: nnx.LayerNorm) -> Norm:
-    return Norm(norm.scale[...], norm.bias[...])
+    return Norm(value(norm.scale), value(norm.bias))
 
 
 def _bias(linear: nnx.Linear) -> jax.Array:
-    return linear.bias[...]
+    return value(linear.bias)
 
 
 def encode_steps(model: RSSM, config: ModelConfig, obs: jax.Array, act: jax.Array) -> StepInputs:
@@ -171,7 +171,7 @@ def encode_steps(model: RSSM, config: ModelConfig, obs: jax.Array, act: jax.Arra
     o = model.obs_encoder(obs)
     a = model.act_encoder(act)
     posterior = model.posterior.block.linear
-    a_kernel = model.core.norm.scale[...][flat:, None] * model.core.inputs.kernel[...][flat:]
+    a_kernel = value(model.core.norm.scale)[flat:, None] * model.core.inputs.kernel[...][flat:]
     heads_kernel, _ = _fused_heads(model)
     deviation = a - a.mean(axis=-1, keepdims=True)
     return StepInputs(
@@ -207,7 +207,7 @@ def prior_logits(w: StepWeights, config: ModelConfig, h: jax.Array) -> jax.Array
 
 
 def observe_step(
-    w: StepWeights, config: ModelConfig, h: jax.Array, x: StepInputs, key: jax.Array | None = None
+    w: StepWeights, config: ModelConfig, h: jax.Array, x: StepInputs, gumbel: jax.Array | None = None
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One step of the recurrence: infer ``z_t`` from ``o_t``, then move on with ``a_t``.
 
@@ -216,16 +216,16 @@ def observe_step(
         config: Sizes (static).
         h: ``h_t`` ``[B, D]``.
         x: Inputs of step t, leading axis B.
-        key: Samples the latent; ``None`` takes its mode (scoring is deterministic).
+        gumbel: Noise ``[B, S, C]`` that samples the latent; ``None`` takes its mode (scoring is deterministic).
 
     Returns:
         ``h_{t+1}`` ``[B, D]``, and of step t the posterior's logits ``[B, S, C]`` and the latent.
     """
     logits = posterior_logits(w, config, h, x.post_o)
-    if key is None:
+    if gumbel is None:
         z = latents.mode(logits)
     else:
-        z = latents.sample(key, latents.log_probs(logits, config.unimix))
+        z = latents.sample(gumbel, latents.log_probs(logits, config.unimix))
     # LayerNorm of [z, a] without forming it: the moments of the two parts are combined (Chan et al.),
     # and the product with the kernel is linear in what the norm subtracts.
     flat, n_a = config.stoch * config.classes, config.hidden
@@ -269,30 +269,36 @@ def read_risk(w: StepWeights, h: jax.Array, zhat: jax.Array, heads_a: jax.Array,
 def score_step(
     w: StepWeights, config: ModelConfig, h: jax.Array, x: StepInputs, heads_e: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """One deterministic step of scoring: ``h_{t+1}`` ``[B, D]`` and risks ``[B, 2]`` (hazard, prefix)."""
+    """One deterministic step of scoring: ``h_{t+1}`` ``[B, D]`` and risks ``[B, 2]`` (hazard, prefix).
+
+    Both are NaN from the first step on whose observation, action or instruction is not finite. The mode would
+    hide that of an observation: the largest of NaNs is a class like any other.
+    """
     h_next, _ = observe_step(w, config, h, x)
+    sound = jnp.isfinite(x.post_o).all(axis=-1, keepdims=True)
+    h_next = jnp.where(sound, h_next, jnp.nan)
     zhat = latents.mode(prior_logits(w, config, h_next))
     return h_next, jax.nn.sigmoid(read_risk(w, h_next, zhat, x.heads_a, heads_e))
 
 
 class Rollout(NamedTuple):
-    """What :func:`observe` returns, t being the leading axis of steps as given."""
+    """What :func:`observe` returns."""
 
     h: jax.Array  # [B, T+1, D], h_0 .. h_T
     post_logits: jax.Array  # [B, T, S, C]
-    z: jax.Array  # [B, T, S, C]
+    z: jax.Array  # [B, T, S, C] one-hot, or [1, T, S] indices (see latents.mode)
 
 
 def observe(w: StepWeights, config: ModelConfig, h0: jax.Array, x: StepInputs, key: jax.Array | None) -> Rollout:
     """Scans :func:`observe_step` over the T steps of ``x`` (leading axes ``[B, T]``) from ``h0`` ``[B, D]``."""
-    steps = x.post_o.shape[1]
-    keys = None if key is None else jax.random.split(key, steps)
+    batch, steps = x.post_o.shape[:2]
+    gumbel = None if key is None else latents.noise(key, (steps, batch, config.stoch, config.classes))
     over_time = jax.tree.map(lambda v: jnp.moveaxis(v, 1, 0), x)
 
     def body(h: jax.Array, inputs: tuple[StepInputs, jax.Array | None]) -> tuple[jax.Array, tuple]:
         h_next, (logits, z) = observe_step(w, config, h, inputs[0], inputs[1])
         return h_next, (h_next, logits, z)
 
-    _, (hs, logits, z) = jax.lax.scan(body, h0, (over_time, keys))
+    _, (hs, logits, z) = jax.lax.scan(body, h0, (over_time, gumbel))
     back = [jnp.moveaxis(v, 0, 1) for v in (hs, logits, z)]
     return Rollout(jnp.concatenate([h0[:, None], back[0]], axis=1), back[1], back[2])

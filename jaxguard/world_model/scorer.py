@@ -111,8 +111,9 @@ class Scorer:
             The state if the action is executed, its hazard risk and its prefix risk. ``state`` itself is
             unchanged and can be used again.
         """
-        x = np.stack([obs, act]).astype(np.float32, copy=False)
-        after, risks = self._live(state, _vectors("observation, action", x, (2, self.config.embed_dim)))
+        shape = (self.config.embed_dim,)
+        x = np.stack([_vectors("observation", obs, shape), _vectors("action", act, shape)])
+        after, risks = self._live(state, x)
         hazard, prefix = np.asarray(risks)
         return after, float(hazard), float(prefix)
 
@@ -122,6 +123,9 @@ class Scorer:
         Args:
             sequences: Read lazily: at most a few per lane are held.
             gather: Row ids ``[...]`` to vectors ``[..., E]``, e.g. ``FeatureStore.gather``.
+
+        Raises:
+            JaxguardError: a trajectory has not as many observations as actions.
 
         Yields:
             Position of the trajectory in ``sequences``, and its risks ``[T, 2]`` (hazard, prefix; float32).
@@ -188,6 +192,11 @@ class _Packer:
 
     def _take(self) -> _Running | None:
         for position, sequence in self._stream:
+            if len(sequence.obs) != len(sequence.act):
+                raise JaxguardError(
+                    f"trajectory {position}: got {len(sequence.obs)} observations and {len(sequence.act)} actions, "
+                    "expected one of each for every step"
+                )
             if len(sequence.act):
                 return _Running(position, sequence, 0, 0, np.empty((len(sequence.act), 2), np.float32))
             self.empty.append((position, np.empty((0, 2), np.float32)))

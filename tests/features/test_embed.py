@@ -39,24 +39,25 @@ class LengthEncoder:
         return np.array([[len(text), ord(text[0]) if text else 0] for text in texts], np.float32)
 
 
+def _trajectory(number: int) -> Trajectory:
+    return Trajectory(
+        id=str(number),
+        instruction=f"task {number % 3}",
+        steps=tuple(
+            Step(
+                tool="read",
+                arguments={"page": number * 2 + step},
+                call_id=str(step),
+                observation="" if step == 0 else f"page {number} of the ledger, " * (1 + number % 4),
+            )
+            for step in range(2)
+        ),
+        final_observation=f"closing balance {number}",
+    )
+
+
 def _trajectories(count: int) -> list[Trajectory]:
-    return [
-        Trajectory(
-            id=str(number),
-            instruction=f"task {number % 3}",
-            steps=tuple(
-                Step(
-                    tool="read",
-                    arguments={"page": number * 2 + step},
-                    call_id=str(step),
-                    observation="" if step == 0 else f"page {number} of the ledger, " * (1 + number % 4),
-                )
-                for step in range(2)
-            ),
-            final_observation=f"closing balance {number}",
-        )
-        for number in range(count)
-    ]
+    return [_trajectory(number) for number in range(count)]
 
 
 def test_every_text_is_stored_once_and_counted(tmp_path: Path) -> None:
@@ -141,3 +142,30 @@ def test_a_killed_embed_ends_with_the_same_store(tmp_path: Path) -> None:
     texts = list(dict.fromkeys(text for one in trajectories for text in trajectory_texts(one).unique()))
     np.testing.assert_array_equal(resumed.get(texts), whole.get(texts))
     assert len(resumed) == len(whole) == len(texts)
+
+
+_MEASURE = """
+import resource, sys
+sys.path.insert(0, sys.argv[2])
+from test_embed import LengthEncoder, _trajectory
+from jaxguard.features.embed import embed
+from jaxguard.features.store import FeatureStore
+encoder = LengthEncoder()
+encoder.calls = type("Forget", (), {"append": lambda self, call: None})()
+store = FeatureStore.create_or_open(sys.argv[1], encoder.fingerprint, encoder.dim)
+stream = map(_trajectory, range(int(sys.argv[3])))
+print(embed(stream, store, encoder).embedded, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_trajectories(tmp_path: Path) -> None:
+    peaks = []
+    for count in (2_000, 20_000):
+        command = [sys.executable, "-c", _MEASURE, str(tmp_path / str(count)), str(Path(__file__).parent), str(count)]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        embedded, peak_kib = map(int, run.stdout.split())
+        assert embedded > 4 * count
+        peaks.append(peak_kib)
+    # The index takes 24 bytes per text: 2 MB here.
+    assert peaks[1] - peaks[0] < 20 * 1024

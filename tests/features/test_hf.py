@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxguard.features.encoder import EncoderSettings, load_encoder
+from jaxguard.config import EncoderConfig
+from jaxguard.features.encoder import load_encoder
 from jaxguard.features.hf import HFEncoder
 from jaxguard.types import JaxguardError
 
@@ -26,7 +28,7 @@ def _save_tokenizer(folder: Path, padding_side: str, special: bool) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     vocabulary = {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3}
-    for word in "read the ledger send it to auditor now a of".split():
+    for word in ["read", "the", "ledger", "send", "it", "to", "auditor", "now", "a", "of"]:
         vocabulary[word] = len(vocabulary)
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -154,14 +156,14 @@ def test_bfloat16_is_close_and_named(qwen: Path) -> None:
     assert two.dtype == np.float32
     cosine = (one * two).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(two, axis=1)
     assert (cosine > 0.99).all()
-    assert 1e-4 < np.abs(one - two).max()
+    assert np.abs(one - two).max() > 1e-4
     np.testing.assert_allclose(two[0], _reference(qwen, TEXTS[0], 3, "bfloat16"), atol=0.1)
 
 
 def test_the_qwen_preset_reads_layer_31_of_a_given_folder(qwen: Path) -> None:
     with pytest.raises(JaxguardError, match=r"layer: got 31, expected 0\.\.4"):
-        load_encoder(EncoderSettings("qwen3-4b-instruct-2507", path=str(qwen), max_tokens=64))
-    encoder = load_encoder(EncoderSettings("qwen3-4b-instruct-2507", path=str(qwen), layer=2, max_tokens=64))
+        load_encoder(EncoderConfig("qwen3-4b-instruct-2507", path=str(qwen), max_tokens=64))
+    encoder = load_encoder(EncoderConfig("qwen3-4b-instruct-2507", path=str(qwen), layer=2, max_tokens=64))
     assert encoder.fingerprint.model == "qwen3-4b-instruct-2507"
     assert (encoder.dim, encoder.fingerprint.dtype) == (32, "bfloat16")
 
@@ -203,6 +205,19 @@ def test_folders_without_a_usable_model(qwen: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "no-such-model"}))
     with pytest.raises(JaxguardError, match="cannot be loaded"):
         HFEncoder(tmp_path, layer=1)
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(bert: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "part"
+    shutil.copytree(bert, folder)
+    tensors = load_file(bert / "model.safetensors")
+    name = "encoder.layer.1.output.dense.weight"
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(JaxguardError, match=f"lacks 1 tensors, the first is {name}"):
+        HFEncoder(folder, layer=2, max_tokens=64)
 
 
 def test_without_torch_the_extra_is_named() -> None:

@@ -37,7 +37,7 @@ def of_layer(encoder: MiniLMEncoder) -> dict[int, MiniLMEncoder]:
 @pytest.mark.parametrize(("text", "layer"), GOLDEN)
 def test_equals_stored_values(of_layer: dict[int, MiniLMEncoder], text: str, layer: int) -> None:
     values, norm = GOLDEN[text, layer]
-    got = of_layer[layer].encode([text], live=True)[0]
+    got = of_layer[layer].encode([text])[0]
     np.testing.assert_allclose(got[[0, 1, 2, 100, 200, 383]], values, atol=5e-6)
     np.testing.assert_allclose(np.linalg.norm(got), norm, atol=2e-5)
 
@@ -110,7 +110,7 @@ def test_texts_without_tokens_get_zeros(encoder: MiniLMEncoder) -> None:
 
 def test_compiled_once_for_each_shape() -> None:
     encoder = MiniLMEncoder(layer=1, max_tokens=24, batch_tokens=96)
-    for count in (1, 2, 3, 40):
+    for count in (1, 2, 30):
         encoder.encode(["a b c"] * count + ["word " * 50] * count, live=True)
         encoder.encode(["a b c"] * count)
     assert encoder.shapes.all() == [(1, 16), (2, 16), (6, 16), (1, 24), (2, 24), (4, 24)]

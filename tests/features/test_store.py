@@ -265,6 +265,15 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
     assert store.add(["a"], [[1]]) == 1
 
 
+def test_a_shard_deleted_behind_an_open_store_is_named(tmp_path: Path) -> None:
+    texts, _ = _filled(tmp_path)
+    store = FeatureStore.open(tmp_path)
+    shard = _only_shard(tmp_path)
+    shard.unlink()
+    with pytest.raises(FeatureStoreError, match=f"{shard.name}: cannot be read"):
+        store.get(texts)
+
+
 _WRITER = """
 import sys
 import numpy as np

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -143,3 +146,21 @@ def test_text_without_a_space_is_cut_all_the_same(monkeypatch: pytest.MonkeyPatc
 def test_lone_surrogates_do_not_stop_the_tokenizer() -> None:
     got = pool_texts(["w1 \ud800"], Windower(_tokenizer(), 8), CountingModel(), SHAPES, 2)
     np.testing.assert_allclose(got, [[1, (BEGIN + 4 + UNKNOWN + END) / 4]])
+
+
+@pytest.mark.slow
+def test_fifty_megabytes_of_text_do_not_fill_the_memory() -> None:
+    text = "w1 w22 w333 w4444 " * 2_800_000
+    assert len(text) > 50_000_000
+    resident, count = [], 0
+
+    def on_windows(windows: int) -> None:
+        nonlocal count
+        count += windows
+        if count % 100 == 0:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            resident.append(pages * resource.getpagesize())
+
+    pool_texts([text], Windower(_tokenizer(), 256), CountingModel(), Shapes((256,), 2560), 2, on_windows)
+    assert count == -(-4 * 2_800_000 // 254)
+    assert max(resident) - resident[0] < 50_000_000

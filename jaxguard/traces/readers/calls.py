@@ -76,9 +76,9 @@ class Conversation:
 def read_conversation(messages: object, where: str = "messages") -> Conversation:
     """Chat messages (OpenAI's shape, or AgentDojo's) to steps.
 
-    A tool result stands in the next observation as it is; other speakers' texts are tagged with
-    ``[user]``, ``[assistant]`` or ``[system]`` (which a result cannot forge: its own become ``(user)``, ...). Text that the agent writes into the message of a call, or
-    between ``<think>`` tags, is its ``thought``.
+    A tool result stands in the next observation as it is; other speakers' texts are tagged with ``[user]``,
+    ``[assistant]`` or ``[system]``, which a result cannot forge (its own become ``(user)``, ...). Text that the
+    agent writes into the message of a call, or between ``<think>`` tags, is its ``thought``.
 
     Args:
         messages: The list of messages.

@@ -1,0 +1,52 @@
+"""Settings shared by the benchmarks: smoke mode, facts about the machine, and percentiles in every record."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxguard.training.checkpoints import versions
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--smoke", action="store_true", help="few rounds and small data: does everything still run?")
+
+
+@pytest.fixture(scope="session")
+def smoke(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--smoke"))
+
+
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    machine_info["jaxguard"] = {
+        **versions(),
+        "device": str(jax.devices()[0].device_kind),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """Microseconds at the usual percentiles."""
+    return {f"p{q:g}_us": round(float(np.percentile(seconds, q)) * 1e6, 1) for q in (50, 90, 99, 99.9)}
+
+
+LINES: list[str] = []
+
+
+@pytest.fixture
+def say() -> Any:
+    """Adds a line to the summary at the end of the run."""
+    return LINES.append
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if LINES:
+        terminalreporter.section("figures")
+        for line in LINES:
+            terminalreporter.write_line(line)

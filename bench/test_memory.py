@@ -1,0 +1,88 @@
+"""Peak memory of convert, embed and score at 1x and 10x of the same archive, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxguard.config import Config
+from jaxguard.decision.calibration import calibrate
+from jaxguard.decision.evidence import FusionParams
+from jaxguard.features.encoder import load_encoder
+from jaxguard.guard import Guard
+from jaxguard.world_model.params import init_params
+
+PEAK = """
+import resource, sys
+from jaxguard.cli import main
+status = main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def peak_mib(*arguments: str) -> float:
+    """Peak resident memory of a `jaxguard` command, MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stderr.split()[-1]) / 1024
+
+
+def archive(path: Path, records: int) -> None:
+    """OpenAI chat messages, every fourth text its own, so that the store grows with the archive too."""
+    with path.open("w", encoding="utf-8") as file:
+        for i in range(records):
+            messages: list[dict[str, object]] = [{"role": "user", "content": f"Look after parcel {i % 50}."}]
+            for t in range(8):
+                call = {"id": f"c{t}", "function": {"name": "track", "arguments": json.dumps({"parcel": i % 50})}}
+                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+                text = f"Parcel {i if t % 4 == 0 else t} is on its way. " * (3 + t)
+                messages.append({"role": "tool", "tool_call_id": f"c{t}", "content": text})
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Path:
+    config = Config()
+    made = Guard(config, init_params(config.model, 0), load_encoder())
+    calibration = calibrate(
+        [0.5] * 40,
+        [0.5] * 40,
+        alpha_hold=0.1,
+        alpha_block=0.05,
+        fusion=FusionParams(),
+        encoder=made.encoder.fingerprint.short,
+        weights=made.weights,
+    )
+    made.calibrated(calibration).save(tmp_path / "guard")
+    return tmp_path / "guard"
+
+
+def test_peak_memory(benchmark, smoke: bool, say, tmp_path: Path, guard: Path) -> None:
+    small = 20 if smoke else 1000
+    peaks: dict[str, list[float]] = {"convert": [], "embed": [], "score": []}
+    for factor in (1, 10):
+        base = tmp_path / f"x{factor}"
+        base.mkdir()
+        archive(base / "traces.jsonl", small * factor)
+        traces, store = str(base / "traces"), str(base / "store")
+        peaks["convert"].append(peak_mib("convert", str(base / "traces.jsonl"), "--out", traces))
+        peaks["embed"].append(peak_mib("embed", "--trajectories", traces, "--store", store, "--quiet"))
+        peaks["score"].append(
+            peak_mib("score", traces, "--guard", str(guard), "--out", str(base / "out"), "--store", store, "--quiet")
+        )
+    for name, (one, ten) in peaks.items():
+        benchmark.extra_info[name] = {"peak_mib_1x": round(one), "peak_mib_10x": round(ten)}
+        say(f"peak memory of {name:8}: {one:5.0f} MiB at {small:,} trajectories, {ten:5.0f} MiB at {small * 10:,}")
+    benchmark.group = "peak memory"
+    benchmark.pedantic(lambda: None, rounds=1)

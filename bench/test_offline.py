@@ -1,0 +1,101 @@
+"""Throughput: scoring stored trajectories, encoding texts, training steps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxguard.config import MODEL_PRESETS, Config
+from jaxguard.features.encoder import load_encoder
+from jaxguard.features.fingerprint import EncoderFingerprint
+from jaxguard.features.store import FeatureStore
+from jaxguard.training.episodes import Episodes, make_batch
+from jaxguard.training.state import TrainState, make_step
+from jaxguard.world_model.params import init_params
+from jaxguard.world_model.scorer import CHUNK, LANES, Scorer, Sequence
+
+FINGERPRINT = EncoderFingerprint("bench", "none", 0, "mean", "float32", 1, "none")
+
+
+def test_score_from_store(benchmark, smoke: bool, say, tmp_path: Path) -> None:
+    """Steps/s of the `small` model from a feature store on disk, lengths 3 to 40."""
+    config = MODEL_PRESETS["small"]
+    rng = np.random.default_rng(0)
+    texts = [f"text {i}" for i in range(500 if smoke else 50_000)]
+    store = FeatureStore.create_or_open(tmp_path / "store", FINGERPRINT, config.embed_dim)
+    store.add(texts, rng.normal(size=(len(texts), config.embed_dim)).astype(np.float32))
+    lengths = rng.integers(3, 41, size=100 if smoke else 5_000)
+    total = int(lengths.sum())
+    picks = [rng.integers(0, len(texts), size=2 * n + 1) for n in lengths]
+    named = [[texts[i] for i in pick] for pick in picks]
+    scorer = Scorer(config, init_params(config, 0))
+
+    def run() -> int:
+        def sequences():
+            for n, own in zip(lengths, named, strict=True):
+                rows = store.rows(own)
+                yield Sequence(rows[:n], rows[n:-1], int(rows[-1]))
+
+        return sum(len(risks) for _, risks in scorer.score(sequences(), store.gather))
+
+    assert run() == total
+    benchmark.group = "offline scoring, small"
+    benchmark.pedantic(run, rounds=1 if smoke else 5, warmup_rounds=0)
+    seconds = benchmark.stats.stats.median
+    blocks = -(-total // (LANES * CHUNK))
+    benchmark.extra_info.update(steps=total, steps_per_s=round(total / seconds), lower_bound_blocks=blocks)
+    say(f"offline scoring small: {total / seconds:,.0f} steps/s from the feature store ({total:,} steps)")
+
+
+def test_encoder(benchmark, smoke: bool, say) -> None:
+    """Texts/s of the embedded encoder on texts of about 20, 60 and 250 tokens."""
+    encoder = load_encoder()
+    rng = np.random.default_rng(0)
+    words = ("order", "server", "letter", "window", "report", "garden", "ticket", "invoice", "meeting", "river")
+
+    def text(count: int) -> str:
+        return " ".join(words[i] for i in rng.integers(0, len(words), size=count))
+
+    benchmark.group = "embedded encoder"
+    for count in (20, 60, 250):
+        batch = [text(count) for _ in range(8 if smoke else 256)]
+        encoder.encode(batch)
+        begin = time.perf_counter()
+        encoder.encode([f"{t} again" for t in batch])
+        rate = len(batch) / (time.perf_counter() - begin)
+        benchmark.extra_info[f"texts_per_s_{count}_tokens"] = round(rate, 1)
+        say(f"embedded encoder, about {count} tokens: {rate:,.0f} texts/s")
+    pair = [text(60), text(20)]
+    benchmark.pedantic(lambda: encoder.encode(pair, live=True), rounds=3 if smoke else 100, warmup_rounds=2)
+    say(f"embedded encoder, one call (observation + action): {benchmark.stats.stats.median * 1e3:.1f} ms")
+
+
+def test_training_step(benchmark, smoke: bool, say) -> None:
+    """Milliseconds of a training step of both stages, `small`, batch 8, 16 steps."""
+    config = Config()
+    rng = np.random.default_rng(0)
+    rows = 64
+    table = rng.normal(size=(rows, config.model.embed_dim)).astype(np.float32)
+    trajectories = tuple((rng.integers(0, rows, 17), rng.integers(0, rows, 16), 0) for _ in range(8))
+    episodes = Episodes(
+        table, tuple(map(str, range(8))), trajectories, (np.ones(16, bool),) * 8, np.array([15, -1] * 4), (None,) * 8, 0
+    )
+    batch = make_batch(episodes, np.arange(8), 8, config.stage2)
+    benchmark.group = "training step, small, batch 8, T 16"
+    for stage in (1, 2):
+        transform, step = make_step(config, stage)
+        params = init_params(config.model, 0)
+        state = TrainState(params, transform.init(params), jax.numpy.zeros((), jax.numpy.int32))
+        state, _ = step(state, batch)
+        times = []
+        for _ in range(3 if smoke else 30):
+            begin = time.perf_counter()
+            state, metrics = step(state, batch)
+            jax.block_until_ready((state, metrics))
+            times.append(time.perf_counter() - begin)
+        benchmark.extra_info[f"stage{stage}_ms"] = round(float(np.median(times)) * 1e3, 2)
+        say(f"training step small, stage {stage}: {np.median(times) * 1e3:.0f} ms")
+    benchmark.pedantic(make_batch, (episodes, np.arange(8), 8, config.stage2), rounds=3 if smoke else 100)

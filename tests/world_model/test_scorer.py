@@ -1,0 +1,147 @@
+"""Lanes against one step at a time, and that nothing recompiles whatever the archive holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from jaxguard.config import ModelConfig
+from jaxguard.types import JaxguardError
+from jaxguard.world_model.params import Params
+from jaxguard.world_model.scorer import CHUNK, INSTRUCTIONS, LANES, Scorer, Sequence
+
+RNG = np.random.default_rng(6)
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def scorer(tiny: ModelConfig, params: Params) -> Scorer:
+    return Scorer(tiny, params)
+
+
+@pytest.fixture(scope="module")
+def table(tiny: ModelConfig) -> np.ndarray:
+    return RNG.normal(size=(ROWS, tiny.embed_dim)).astype(np.float32)
+
+
+def sequence(length: int) -> Sequence:
+    obs, act = RNG.integers(0, ROWS, size=(2, length))
+    return Sequence(obs, act, int(RNG.integers(0, ROWS)))
+
+
+def one_by_one(scorer: Scorer, table: np.ndarray, item: Sequence) -> np.ndarray:
+    state = scorer.start(table[item.ins])
+    risks = np.empty((len(item.act), 2))
+    for t, (o, a) in enumerate(zip(item.obs, item.act, strict=True)):
+        state, *risks[t] = scorer.step(state, table[o], table[a])
+    return risks
+
+
+def in_lanes(scorer: Scorer, table: np.ndarray, items: list[Sequence]) -> dict[int, np.ndarray]:
+    found = list(scorer.score(items, lambda rows: table[rows]))
+    assert sorted(position for position, _ in found) == list(range(len(items)))
+    return dict(found)
+
+
+def test_lanes_equal_single_steps(scorer: Scorer, table: np.ndarray) -> None:
+    lengths = [0, 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5, 0, 100, *RNG.integers(1, 12, size=200)]
+    assert len(lengths) > LANES
+    items = [sequence(int(n)) for n in lengths]
+    found = in_lanes(scorer, table, items)
+    for position, item in enumerate(items):
+        assert found[position].shape == (len(item.act), 2)
+        assert found[position].dtype == np.float32
+        np.testing.assert_allclose(found[position], one_by_one(scorer, table, item), atol=1e-6)
+    every = np.concatenate(list(found.values()))
+    assert (every > 0).all()
+    assert (every < 1).all()
+    assert np.ptp(every) > 0.05
+
+
+def test_one_trajectory_of_ten_thousand_steps(scorer: Scorer, table: np.ndarray) -> None:
+    long = sequence(10_000)
+    items = [sequence(3), long, sequence(40)]
+    found = in_lanes(scorer, table, items)
+    np.testing.assert_allclose(found[1], one_by_one(scorer, table, long), atol=1e-6)
+    np.testing.assert_allclose(found[2], one_by_one(scorer, table, items[2]), atol=1e-6)
+
+
+def test_more_single_steps_than_a_block_has_room_for_instructions(scorer: Scorer, table: np.ndarray) -> None:
+    items = [sequence(1) for _ in range(INSTRUCTIONS + 3 * LANES)]
+    found = in_lanes(scorer, table, items)
+    for position in (0, INSTRUCTIONS - 1, INSTRUCTIONS, len(items) - 1):
+        np.testing.assert_allclose(found[position], one_by_one(scorer, table, items[position]), atol=1e-6)
+
+
+def test_risks_do_not_depend_on_order_or_company(scorer: Scorer, table: np.ndarray) -> None:
+    items = [sequence(int(n)) for n in RNG.integers(1, 40, size=90)]
+    found = in_lanes(scorer, table, items)
+    order = RNG.permutation(len(items))
+    shuffled = in_lanes(scorer, table, [items[i] for i in order])
+    for position, index in enumerate(order):
+        np.testing.assert_array_equal(shuffled[position], found[index])
+    np.testing.assert_array_equal(in_lanes(scorer, table, [items[7]])[0], found[7])
+
+
+def test_nothing_and_empty_trajectories(scorer: Scorer, table: np.ndarray) -> None:
+    assert in_lanes(scorer, table, []) == {}
+    found = in_lanes(scorer, table, [sequence(0), sequence(0)])
+    assert [found[i].shape for i in (0, 1)] == [(0, 2), (0, 2)]
+    assert in_lanes(scorer, table, [sequence(0), sequence(2), sequence(0)])[1].shape == (2, 2)
+
+
+def test_results_come_while_the_input_is_still_read(scorer: Scorer, table: np.ndarray) -> None:
+    read = 0
+
+    def stream() -> Iterator[Sequence]:
+        nonlocal read
+        for _ in range(5000):
+            read += 1
+            yield sequence(4)
+
+    next(scorer.score(stream(), lambda rows: table[rows]))
+    assert read <= 3 * INSTRUCTIONS
+
+
+def test_everything_is_compiled_once(tiny: ModelConfig, params: Params, table: np.ndarray) -> None:
+    scorer = Scorer(tiny, params)
+    for lengths in ([3], [1, 100, 7], [0, 2] * 100):
+        items = [sequence(n) for n in lengths]
+        in_lanes(scorer, table, items)
+        one_by_one(scorer, table, items[0])
+    functions = (scorer._start, scorer._live, scorer._chunk)
+    assert [function._cache_size() for function in functions] == [1, 1, 1]
+
+
+def test_a_bad_vector_spoils_its_own_trajectory_only(scorer: Scorer, table: np.ndarray) -> None:
+    spoiled = table.copy()
+    spoiled[0, 1] = np.nan
+    items = [Sequence(np.array([1, 0, 2]), np.array([3, 3, 3]), 4)]
+    items += [Sequence(RNG.integers(1, ROWS, 5), RNG.integers(1, ROWS, 5), 2) for _ in range(3 * LANES)]
+    found = in_lanes(scorer, spoiled, items)
+    np.testing.assert_array_equal(np.isnan(found[0]), [[False] * 2, [True] * 2, [True] * 2])
+    clean = in_lanes(scorer, table, items)
+    for position in range(1, len(items)):
+        np.testing.assert_array_equal(found[position], clean[position])
+
+
+def test_step_leaves_the_state_usable(scorer: Scorer, table: np.ndarray) -> None:
+    state = scorer.start(table[0])
+    first = scorer.step(state, table[1], table[2])
+    assert scorer.step(state, table[3], table[4])[1:] != first[1:]
+    assert scorer.step(state, table[1], table[2])[1:] == first[1:]
+
+
+def test_wrong_shapes_are_named(scorer: Scorer, table: np.ndarray) -> None:
+    with pytest.raises(JaxguardError, match=r"instruction: got a vector of shape \(5,\), expected \(6,\)"):
+        scorer.start(table[0, :5])
+    state = scorer.start(table[0])
+    with pytest.raises(JaxguardError, match=r"observation: got a vector of shape \(2, 6\), expected \(6,\)"):
+        scorer.step(state, table[:2], table[0])
+    with pytest.raises(JaxguardError, match=r"action: got a vector of shape \(7,\)"):
+        scorer.step(state, table[0], np.zeros(7))
+    broken = Sequence(np.zeros(2, np.int64), np.zeros(3, np.int64), 0)
+    with pytest.raises(JaxguardError, match="trajectory 1: got 2 observations and 3 actions"):
+        in_lanes(scorer, table, [sequence(1), broken])
