@@ -36,19 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0 done, 1 refused with a message, 2 misuse."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="%(message)s")
-    # orbax and absl report every save at INFO.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    if arguments.verbose:
+        logging.getLogger("jaxguard").setLevel(logging.INFO)
     try:
         arguments.function(arguments)
-    except JaxguardError as error:
-        print(f"jaxguard {arguments.command}: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"jaxguard {arguments.command}: {error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (JaxguardError, OSError) as error:
+        print(f"jaxguard {arguments.command}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -246,11 +246,11 @@ class DecisionConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Bootstrap resamples and how many timelines the report shows."""
+    """Bootstrap resamples and how many timelines of each kind the report shows."""
 
     resamples: int = 1000
     seed: int = SEED
-    timelines: int = 8
+    timelines: int = 2
 
     def __post_init__(self) -> None:
         _require_seed(self.seed, "evaluation")

@@ -6,6 +6,7 @@ A run folder holds ``config.yaml`` (every key), ``splits.json``, ``stage1/`` and
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 import time
@@ -58,13 +59,13 @@ class Run:
         """Trajectories of a part of the split."""
         return [self.trajectories[i] for i in self.splits[name]]
 
-    def episodes(self, name: str) -> Episodes:
-        """The same as rows of the feature table."""
-        config = self.config
+    def episodes(self, name: str, *, whole: bool = False) -> Episodes:
+        """The same as rows of the feature table, cut to ``train.max_steps`` unless ``whole``."""
+        config, part = self.config, self.part(name)
         return make_episodes(
-            self.part(name),
+            part,
             self.store,
-            max_steps=config.train.max_steps,
+            max_steps=max(map(len, part), default=0) if whole else config.train.max_steps,
             unlabelled_hazard=config.stage2.unlabelled_hazard,
             thought=config.data.thought,
         )
@@ -81,6 +82,8 @@ def load_trajectories(paths: Iterable[str]) -> dict[str, Trajectory]:
     if not named:
         raise RunError("data.trajectories: got no path, expected folders that `jaxguard convert` or `generate` wrote")
     for path in named:
+        if not Path(path).exists():
+            raise RunError(f"data.trajectories: {path} does not exist; was it moved, or named from another folder?")
         for trajectory in read_trajectories(Path(path)):
             if trajectory.id in found:
                 raise RunError(f"data.trajectories {path}: id {trajectory.id!r} occurs twice, expected unique ids")
@@ -96,7 +99,12 @@ def _splits(config: Config, trajectories: Mapping[str, Trajectory], file: Path) 
     named = Path(split.file) if split.file else None
     for path in (file, named):
         if path is not None and path.exists():
-            return load_splits(path, trajectories)
+            found = load_splits(path, trajectories)
+            if missing := [name for name in PARTS if name not in found]:
+                raise RunError(f"{path}: lacks {', '.join(missing)}, expected the parts {', '.join(PARTS)}")
+            if path is named:
+                shutil.copyfile(named, file)  # the run must not depend on a file elsewhere
+            return found
     if named is not None:
         raise RunError(f"data.split.file: {named} does not exist")
     fractions = {name: getattr(split, name) for name in PARTS}
@@ -104,6 +112,26 @@ def _splits(config: Config, trajectories: Mapping[str, Trajectory], file: Path) 
     made = make_splits(trajectories.values(), fractions, split.seed, group_by=group_by, join_actions=split.join_actions)
     save_splits(file, made, seed=split.seed, group_by=group_by, join_actions=split.join_actions)
     return made
+
+
+def _inputs(config: Config) -> tuple[dict[str, Trajectory], FeatureStore]:
+    """Trajectories and features that the configuration names."""
+    trajectories = load_trajectories(config.data.trajectories)
+    if not config.data.store:
+        raise RunError("data.store: got no path, expected the feature store that `jaxguard embed` wrote")
+    encoder = load_encoder(config.encoder)
+    return trajectories, FeatureStore.open(config.data.store, encoder.fingerprint, encoder.dim)
+
+
+def _differing(one: Any, other: Any, prefix: str = "") -> list[str]:
+    """Dotted keys in which two configurations differ."""
+    if not dataclasses.is_dataclass(one):
+        return [] if one == other else [prefix.rstrip(".")]
+    return [
+        key
+        for field in dataclasses.fields(one)
+        for key in _differing(getattr(one, field.name), getattr(other, field.name), f"{prefix}{field.name}.")
+    ]
 
 
 def open_run(folder: Path, config: Config | None = None) -> Run:
@@ -117,11 +145,12 @@ def open_run(folder: Path, config: Config | None = None) -> Run:
         if not stored.exists():
             raise RunError(f"run folder {folder}: no config.yaml there; expected a folder that `jaxguard train` wrote")
         config = load_config(stored)
-    elif stored.exists() and load_config(stored) != config:
-        raise RunError(f"run folder {folder}: was made with another configuration; use another --out, or --fresh")
-    trajectories = load_trajectories(config.data.trajectories)
-    encoder = load_encoder(config.encoder)
-    store = FeatureStore.open(config.data.store, encoder.fingerprint, encoder.dim)
+    elif stored.exists() and (differing := _differing(load_config(stored), config)):
+        raise RunError(
+            f"run folder {folder}: was made with another configuration ({', '.join(differing)}); "
+            "use another --out, or --fresh"
+        )
+    trajectories, store = _inputs(config)
     folder.mkdir(parents=True, exist_ok=True)
     splits = _splits(config, trajectories, folder / "splits.json")
     dump_config(config, stored)
@@ -143,6 +172,7 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
     if fresh and folder.exists():
         if not (folder / "config.yaml").exists():
             raise RunError(f"--fresh: {folder} is not a run folder, nothing was deleted")
+        _inputs(config)  # what would stop the new run must not cost the old one
         shutil.rmtree(folder)
     run = open_run(folder, config)
     training = run.episodes("train")
@@ -253,26 +283,30 @@ def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
         "CamelCase tool": Baseline(alert=rules.camel_case_tool(test)),
         "two calls or more": Baseline(alert=rules.two_or_more_calls(test)),
     }
-    training, calibration, testing = run.episodes("train"), run.episodes("calibration"), run.episodes("test")
-    position = {name: i for i, name in enumerate(testing.ids)}
-    safe = np.array([label is False for label in calibration.unsafe])
+    if not all(any(t.steps for t in run.part(name)) for name in ("train", "calibration", "test")):
+        return found  # nothing to learn from, or to score
+    training, calibration, testing = run.episodes("train"), *(run.episodes(n, whole=True) for n in PARTS[2:])
+    safe = [t for t in run.part("calibration") if t.unsafe is False]
+    decision = run.config.decision
 
-    def spread(values: np.ndarray, fill: float) -> np.ndarray:
-        return np.array([values[position[t.id]] if t.id in position else fill for t in test])
+    def spread(episodes: Episodes, part: Sequence[Trajectory], values: np.ndarray, fill: float) -> np.ndarray:
+        by_id = dict(zip(episodes.ids, values, strict=True))
+        return np.array([by_id.get(t.id, fill) for t in part])
 
     def threshold(maxima: np.ndarray) -> float:
-        return conformal_threshold(maxima[safe], run.config.decision.alpha_hold).value
+        of_safe = spread(calibration, safe, maxima, 0.0)
+        return conformal_threshold(of_safe, decision.alpha_hold, paper_rule=decision.paper_rule).value
 
     bag = logistic.bag_scores(training, testing)
     bag_calibration = logistic.bag_scores(training, calibration)
     if bag is not None and bag_calibration is not None:
-        score = spread(bag, 0.0)
+        score = spread(testing, test, bag, 0.0)
         found["logistic (bag)"] = Baseline(score=score, alert=score > threshold(bag_calibration))
     step, step_calibration = logistic.step_scores(training, testing), logistic.step_scores(training, calibration)
     if step is not None and step_calibration is not None:
         limit = threshold(step_calibration.maxima)
         first = np.array([int(np.argmax(s > limit)) if (s > limit).any() else -1 for s in step.steps])
-        score, alerts = spread(step.maxima, 0.0), spread(first, -1).astype(np.int64)
+        score, alerts = spread(testing, test, step.maxima, 0.0), spread(testing, test, first, -1).astype(np.int64)
         found["logistic (step)"] = Baseline(score=score, alert=alerts >= 0, first_alert=alerts)
     return found
 
@@ -280,15 +314,17 @@ def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
 def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[ScoredTrajectory], Path]:
     """Scores a part, compares with simple guards, and writes ``report/evaluation.json`` and ``report.html``."""
     run = open_run(folder)
-    guard = Guard.load(folder / "guard")
     if part not in run.splits:
         raise RunError(f"part: got {part!r}, expected one of {', '.join(run.splits)}")
+    guard = Guard.load(folder / "guard")
+    if guard.calibration is None:
+        raise RunError(f"run folder {folder}: has no thresholds yet; run `jaxguard calibrate {folder}` first")
     trajectories = run.part(part)
+    if not trajectories:
+        raise RunError(f"part {part!r}: has no trajectories, expected at least one")
     scored = list(guard.score(trajectories, run.store))
     latency = live_latency(guard, trajectories, run.store)
-    calibration = guard.calibration
-    assert calibration is not None  # guard.score has checked
-    settings = run.config.evaluation
+    calibration, settings = guard.calibration, run.config.evaluation
     rivals = baselines(run, trajectories) if part == "test" else {}
     result = evaluate(scored, calibration, rivals, seed=settings.seed, resamples=settings.resamples, latency_ms=latency)
     report = folder / "report"

@@ -3,7 +3,7 @@
 ``step``: each step alone, ``[observation, action, instruction]``, trained on step labels; the trajectory
 score is the maximum. It has no memory, so what it reaches is what the current step gives away.
 ``bag``: mean and maximum over the steps of the whole trajectory, trained on trajectory labels; it sees
-everything except the order, and, unlike a guard, also what comes after the hazard.
+everything except the order, and, unlike a guard, also the steps after the hazard (not the last call's result).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _steps(episodes: Episodes, index: int) -> np.ndarray:
 
 def _bag(episodes: Episodes, index: int) -> np.ndarray:
     observations, actions, instruction = episodes.rows[index]
-    parts = [episodes.table[observations], episodes.table[actions]]
+    parts = [episodes.table[observations[:-1]], episodes.table[actions]]
     pooled = [f for part in parts for f in (part.mean(axis=0), part.max(axis=0))]
     return np.concatenate([*pooled, episodes.table[instruction]])
 

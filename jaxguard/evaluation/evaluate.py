@@ -197,7 +197,7 @@ def evaluate(
     sections = [section("all", "all", everything)]
     for kind, key in (("source", lambda s: s.source), ("risk_type", _meta("risk_type")), ("domain", _meta("domain"))):
         subsets = _subsets(scored, key, 0 if kind == "source" else min_section)
-        if len(subsets) > 1 or (kind == "source" and subsets):
+        if len(subsets) > 1:
             sections += [section(kind, name, members) for name, members in subsets.items()]
     return Evaluation(
         sections=tuple(sections),

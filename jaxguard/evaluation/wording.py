@@ -33,6 +33,8 @@ def span(interval: Interval, metric: str = "") -> str:
 
 def _short(value: float, places: int) -> str:
     text = number(value, digits=places)
+    if text == "1.00":
+        return "1"  # two of them in full would run into the next column
     return text.replace("0.", ".", 1) if text.startswith(("0.", "−0.")) else text
 
 

@@ -132,6 +132,15 @@ def trajectory_row(scored: ScoredTrajectory) -> dict[str, Any]:
     }
 
 
+def _counts(manifest: Path) -> dict[str, int]:
+    """What ``convert`` counted."""
+    try:
+        counts = dict(json.loads(manifest.read_text(encoding="utf-8"))["counts"])
+        return {name: int(value) for name, value in counts.items()} | {"trajectories": int(counts["trajectories"])}
+    except (ValueError, TypeError, LookupError) as error:
+        raise JaxguardError(f"{manifest}: {error!r}, expected the manifest that `jaxguard convert` wrote") from error
+
+
 def score_archive(
     archive: Path,
     guard: Guard,
@@ -158,6 +167,9 @@ def score_archive(
     """
     if (out / "manifest.json").exists():
         raise JaxguardError(f"--out {out}: holds results already; nothing was overwritten, name another folder")
+    if guard.calibration is None:
+        raise JaxguardError("--guard: this guard has no thresholds; run `jaxguard calibrate` first")
+    calibration = guard.calibration
     out.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
     begin = time.perf_counter()
@@ -169,7 +181,7 @@ def score_archive(
 
     if (archive / TRAJECTORIES_FILE).is_file() and (archive / MANIFEST_FILE).is_file():
         traces = archive
-        counts = dict(json.loads((archive / MANIFEST_FILE).read_text(encoding="utf-8"))["counts"])
+        counts = _counts(archive / MANIFEST_FILE)
     else:
         traces = out / "traces"
         counts = dict(convert(archive, traces, format=format).counts)
@@ -212,8 +224,6 @@ def score_archive(
     lap("score")
     counts |= {"scored": scored_count, "steps_scored": step_count, "nonfinite_steps": nonfinite}
     counts |= {"texts": embedded.unique, "texts_embedded": embedded.embedded}
-    calibration = guard.calibration
-    assert calibration is not None  # guard.score has checked
     manifest = {
         "counts": counts,
         "decisions": dict(sorted(decisions.items())),
@@ -230,4 +240,4 @@ def score_archive(
     partial = out / "manifest.partial"
     partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     partial.replace(out / "manifest.json")
-    return ScoreReport(counts, manifest["decisions"], seconds)  # type: ignore[arg-type]
+    return ScoreReport(counts, manifest["decisions"], seconds)

@@ -43,7 +43,7 @@ def make_splits(
     group_by: str | None = None,
     join_actions: bool = False,
 ) -> dict[str, list[str]]:
-    """Assign every trajectory to a part.
+    """Assign every trajectory to a part; twins (equal ``metadata["pair"]`` of one source) are never parted.
 
     Parts approach their fractions as closely as whole components allow, for unsafe, safe and unlabelled
     trajectories separately; where there are enough components, every part gets some of each.
@@ -108,6 +108,7 @@ class _Entry:
     group: str
     text: str
     actions: str
+    pair: str
 
 
 def _components(
@@ -138,6 +139,8 @@ def _components(
         keys = [("text", entry.text)]
         if entry.group and (group_by is None or len(groups_of_text[entry.text]) == 1):
             keys.append(("group", entry.group))
+        if entry.pair:
+            keys.append(("pair", entry.pair))
         if join_actions and entry.actions:
             keys.append(("actions", entry.actions))
         for key in keys:
@@ -159,6 +162,7 @@ def _components(
 
 def _entry(trajectory: Trajectory, group_by: str | None) -> _Entry:
     actions = action_fingerprint(trajectory)
+    pair = trajectory.metadata.get("pair")
     if group_by is None:
         group: Any = trajectory.group
         seen: list[str] = []
@@ -171,6 +175,7 @@ def _entry(trajectory: Trajectory, group_by: str | None) -> _Entry:
         group="" if group is None else str(group),
         text=_digest(trajectory.instruction, actions, *seen).hex(),
         actions=actions if trajectory.steps else "",
+        pair="" if pair is None else f"{trajectory.source}/{pair}",
     )
 
 

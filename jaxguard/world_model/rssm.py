@@ -59,13 +59,33 @@ class Norm(NamedTuple):
     bias: jax.Array
 
 
-class StepWeights(NamedTuple):
-    """What a step reads, N_x being the width of x; see :func:`step_weights`."""
+class Dense(NamedTuple):
+    """A :class:`~jaxguard.world_model.layers.Block` as arrays."""
 
+    kernel: jax.Array
+    bias: jax.Array
+    norm: Norm
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.nn.silu(normalise(x @ self.kernel + self.bias, *self.norm))
+
+
+class StepWeights(NamedTuple):
+    """What encoding and a step read; see :func:`step_weights`. A is the adapter's width."""
+
+    obs: Dense  # [E, H], encodes observations
+    act: Dense  # [E, H], encodes actions
+    ins: Dense  # [E, H], encodes instructions
+    init: Dense  # [H, H], first layer of the initial state
+    init_out: jax.Array  # [H, D]
+    init_bias: jax.Array  # [D]
+    post_o: jax.Array  # [H, H]
+    post_o_bias: jax.Array  # [H]
     post_h: jax.Array  # [D, H]
     post_norm: Norm  # [H]
     post_out: jax.Array  # [H, S*C]
     post_bias: jax.Array  # [S*C]
+    core_a: jax.Array  # [H, 3D], scaled by the core's LayerNorm
     core_z: jax.Array  # [S*C, 3D], scaled by the core's LayerNorm
     core_mean: jax.Array  # [3D], what one unit of the input's mean adds
     core_bias: jax.Array  # [3D]
@@ -83,6 +103,8 @@ class StepWeights(NamedTuple):
     adapter_heads: jax.Array  # [A, 2H], the adapter's output layer times the heads' first layer
     heads_h: jax.Array  # [D, 2H], hazard then prefix
     heads_z: jax.Array  # [S*C, 2H]
+    heads_a: jax.Array  # [H, 2H]
+    heads_e: jax.Array  # [H, 2H]
     heads_bias: jax.Array  # [2H]
     heads_norm: Norm  # [2, H]
     heads_out: jax.Array  # [2, H]
@@ -116,10 +138,19 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
     heads_kernel, heads_bias = _fused_heads(model)
     scale = config.adapter_scale
     return StepWeights(
+        obs=_dense(model.obs_encoder),
+        act=_dense(model.act_encoder),
+        ins=_dense(model.ins_encoder),
+        init=_dense(model.init.block),
+        init_out=model.init.out.kernel[...],
+        init_bias=_bias(model.init.out),
+        post_o=post.block.linear.kernel[...][deter:],
+        post_o_bias=_bias(post.block.linear),
         post_h=post.block.linear.kernel[...][:deter],
         post_norm=_norm(post.block.norm),
         post_out=post.out.kernel[...],
         post_bias=_bias(post.out),
+        core_a=scaled[flat:],
         core_z=scaled[:flat],
         core_mean=scaled.sum(axis=0),
         core_bias=value(model.core.norm.bias) @ kernel + _bias(model.core.inputs),
@@ -137,6 +168,8 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
         adapter_heads=scale * (adapter.out.kernel[...] @ heads_kernel[:feat]),
         heads_h=heads_kernel[:deter],
         heads_z=heads_kernel[deter:feat],
+        heads_a=heads_kernel[feat : feat + config.hidden],
+        heads_e=heads_kernel[feat + config.hidden :],
         heads_bias=heads_bias + scale * (_bias(adapter.out) @ heads_kernel[:feat]),
         heads_norm=Norm(
             jnp.stack([value(model.hazard_head.block.norm.scale), value(model.prefix_head.block.norm.scale)]),
@@ -160,35 +193,36 @@ def _norm(norm: nnx.LayerNorm) -> Norm:
     return Norm(value(norm.scale), value(norm.bias))
 
 
+def _dense(block: Block) -> Dense:
+    return Dense(block.linear.kernel[...], _bias(block.linear), _norm(block.norm))
+
+
 def _bias(linear: nnx.Linear) -> jax.Array:
     return value(linear.bias)
 
 
-def encode_steps(model: RSSM, config: ModelConfig, obs: jax.Array, act: jax.Array) -> StepInputs:
-    """Encodes observations and actions, ``[..., E]`` each, outside of the recurrence."""
-    width, flat = config.hidden, config.stoch * config.classes
-    feat = config.deter + flat
-    o = model.obs_encoder(obs)
-    a = model.act_encoder(act)
-    posterior = model.posterior.block.linear
-    a_kernel = value(model.core.norm.scale)[flat:, None] * model.core.inputs.kernel[...][flat:]
-    heads_kernel, _ = _fused_heads(model)
+def encode_steps(w: StepWeights, obs: jax.Array, act: jax.Array) -> StepInputs:
+    """Encodes observations and actions, ``[..., E]`` each, outside of the recurrence.
+
+    A vector that is not finite makes the state NaN from its step on. Of an action it does so by itself; that of an
+    observation would be lost in the latent's mode, where the largest of NaNs is a class like any other.
+    """
+    a = w.act(act)
     deviation = a - a.mean(axis=-1, keepdims=True)
+    post_o = w.obs(obs) @ w.post_o + w.post_o_bias
     return StepInputs(
-        post_o=o @ posterior.kernel[...][config.deter :] + _bias(posterior),
-        core_a=a @ a_kernel,
+        post_o=post_o,
+        core_a=jnp.where(jnp.isfinite(post_o).all(axis=-1, keepdims=True), a @ w.core_a, jnp.nan),
         a_sum=a.sum(axis=-1),
         a_dev=(deviation * deviation).sum(axis=-1),
-        heads_a=a @ heads_kernel[feat : feat + width],
+        heads_a=a @ w.heads_a,
     )
 
 
-def encode_instruction(model: RSSM, config: ModelConfig, ins: jax.Array) -> Instruction:
+def encode_instruction(w: StepWeights, ins: jax.Array) -> Instruction:
     """Initial state and the heads' instruction term for instructions ``[B, E]``."""
-    e = model.ins_encoder(ins)
-    heads_kernel, _ = _fused_heads(model)
-    feat = config.deter + config.stoch * config.classes
-    return Instruction(h0=jnp.tanh(model.init(e)), heads_e=e @ heads_kernel[feat + config.hidden :])
+    e = w.ins(ins)
+    return Instruction(h0=jnp.tanh(w.init(e) @ w.init_out + w.init_bias), heads_e=e @ w.heads_e)
 
 
 def _logits(x: jax.Array, norm: Norm, kernel: jax.Array, bias: jax.Array, config: ModelConfig) -> jax.Array:
@@ -266,19 +300,18 @@ def read_risk(w: StepWeights, h: jax.Array, zhat: jax.Array, heads_a: jax.Array,
     return (x * w.heads_out).sum(axis=-1) + w.heads_out_bias
 
 
+def read_mode(w: StepWeights, config: ModelConfig, h: jax.Array, heads_a: jax.Array, heads_e: jax.Array) -> jax.Array:
+    """Risks ``[..., 2]`` (hazard, prefix) at ``h_{t+1}`` ``[..., D]`` with the mode of the prior: how scoring reads."""
+    zhat = latents.mode(prior_logits(w, config, h))
+    return jax.nn.sigmoid(read_risk(w, h, zhat, heads_a, heads_e))
+
+
 def score_step(
     w: StepWeights, config: ModelConfig, h: jax.Array, x: StepInputs, heads_e: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """One deterministic step of scoring: ``h_{t+1}`` ``[B, D]`` and risks ``[B, 2]`` (hazard, prefix).
-
-    Both are NaN from the first step on whose observation, action or instruction is not finite. The mode would
-    hide that of an observation: the largest of NaNs is a class like any other.
-    """
+    """One deterministic step of scoring: ``h_{t+1}`` ``[B, D]`` and risks ``[B, 2]`` (hazard, prefix)."""
     h_next, _ = observe_step(w, config, h, x)
-    sound = jnp.isfinite(x.post_o).all(axis=-1, keepdims=True)
-    h_next = jnp.where(sound, h_next, jnp.nan)
-    zhat = latents.mode(prior_logits(w, config, h_next))
-    return h_next, jax.nn.sigmoid(read_risk(w, h_next, zhat, x.heads_a, heads_e))
+    return h_next, read_mode(w, config, h_next, x.heads_a, heads_e)
 
 
 class Rollout(NamedTuple):

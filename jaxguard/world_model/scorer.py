@@ -20,10 +20,12 @@ from jaxguard.config import ModelConfig
 from jaxguard.types import JaxguardError
 from jaxguard.world_model.params import Params, build
 from jaxguard.world_model.rssm import (
-    Instruction,
     StepInputs,
+    StepWeights,
     encode_instruction,
     encode_steps,
+    observe_step,
+    read_mode,
     score_step,
     step_weights,
 )
@@ -62,42 +64,41 @@ class Scorer:
 
     def __init__(self, config: ModelConfig, params: Params):
         self.config = config
-        constants = jax.device_get(params)
+        # Measured in bench/test_live_step.py: with the weights closed over as constants a call dispatches 3 arrays
+        # instead of 60; `nnx.jit` on the module is an order of magnitude slower.
+        weights = jax.device_get(jax.jit(lambda p: step_weights(build(config, p), config))(params))
 
-        # Measured in bench/: with the weights closed over as constants the call dispatches 3 arrays instead of
-        # 60, and XLA folds what depends on weights alone; `nnx.jit` on the module is an order of magnitude slower.
         @jax.jit
         def start(ins: jax.Array) -> LiveState:
-            model = build(config, constants)
-            instruction = encode_instruction(model, config, ins)
+            instruction = encode_instruction(constants(), ins)
             return LiveState(instruction.h0, instruction.heads_e)
 
         @jax.jit
         def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
-            model = build(config, constants)
-            w = jax.tree.map(jnp.asarray, self._weights)
-            h, risks = score_step(w, config, state.h, encode_steps(model, config, x[:1], x[1:]), state.heads_e)
+            w = constants()
+            h, risks = score_step(w, config, state.h, encode_steps(w, x[:1], x[1:]), state.heads_e)
             return LiveState(h, state.heads_e), risks[0]
 
         @jax.jit
         def chunk(
             h: jax.Array, obs: jax.Array, act: jax.Array, ins: jax.Array, which: jax.Array, is_first: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
-            model = build(config, constants)
-            w = jax.tree.map(jnp.asarray, self._weights)
-            instruction = encode_instruction(model, config, ins)
-            x = encode_steps(model, config, obs, act)
+            w = constants()
+            instruction = encode_instruction(w, ins)
+            x = encode_steps(w, obs, act)
 
             def body(h: jax.Array, inputs: tuple[StepInputs, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 step, index, first = inputs
-                own = Instruction(instruction.h0[index], instruction.heads_e[index])
-                return score_step(w, config, jnp.where(first[:, None], own.h0, h), step, own.heads_e)
+                h, _ = observe_step(w, config, jnp.where(first[:, None], instruction.h0[index], h), step)
+                return h, h
 
             over_time = jax.tree.map(lambda v: jnp.moveaxis(v, 1, 0), (x, which, is_first))
-            h, risks = jax.lax.scan(body, h, over_time)
-            return h, jnp.moveaxis(risks, 0, 1)
+            last, hs = jax.lax.scan(body, h, over_time)
+            return last, read_mode(w, config, jnp.moveaxis(hs, 0, 1), x.heads_a, instruction.heads_e[which])
 
-        self._weights = jax.device_get(jax.jit(lambda p: step_weights(build(config, p), config))(constants))
+        def constants() -> StepWeights:
+            return jax.tree.map(jnp.asarray, weights)
+
         self._start, self._live, self._chunk = start, live, chunk
 
     def start(self, instruction: np.ndarray) -> LiveState:

@@ -20,7 +20,7 @@ def test_number(value: float, metric: str, text: str) -> None:
 
 
 def test_span() -> None:
-    assert span(Interval(0.5, 0.411, 1.0, 9)) == ".41–1.00"
+    assert span(Interval(0.5, 0.411, 1.0, 9)) == ".41–1"
     assert span(Interval(0.0, -0.06, 0.2, 9)) == "−.06–.20"
     assert span(Interval(2, 1.04, 10.26, 9), "mas") == "1.0–10.3"
     assert span(Interval(0.5, math.nan, math.nan, 0)) == ""

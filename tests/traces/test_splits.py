@@ -206,3 +206,16 @@ def test_agentdyn_by_task_and_by_goal(data_dir, tmp_path):
         for part, share in FRACTIONS.items():
             assert len(splits[part]) == pytest.approx(share * 3297, rel=0.05)
             assert sum(unsafe[i] for i in splits[part]) == pytest.approx(share * 641, rel=0.2)
+
+
+def test_twins_with_different_titles_stay_together() -> None:
+    def twin(i: int, side: str) -> Trajectory:
+        step = Step(f"tool_{i}_{side}", {}, "c0")
+        metadata = {"pair": f"P{i}"}
+        return Trajectory(f"{i}-{side}", f"{side} {i}", (step,), group=f"{side}{i}", source="s", metadata=metadata)
+
+    twins = [twin(i, side) for i in range(30) for side in ("rogue", "clean")]
+    splits = make_splits(twins, {"train": 0.5, "test": 0.5}, seed=3)
+    train = {name.split("-")[0] for name in splits["train"]}
+    assert train
+    assert not train & {name.split("-")[0] for name in splits["test"]}

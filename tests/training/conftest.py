@@ -1,7 +1,8 @@
-"""Training tests compile the same few functions again and again: once is enough."""
+"""Training tests need the same few compiled functions again and again: once is enough."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,22 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxguard.training import loop
+from jaxguard.training.state import make_step, make_validation
+
 
 @pytest.fixture(scope="module")
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A persistent compilation cache, and no optimisation of code that runs for milliseconds."""
+    """Step functions are shared by runs of one configuration, and by child processes through this folder.
+
+    Nothing is optimised: the code runs for milliseconds.
+    """
     folder = tmp_path_factory.mktemp("cache")
     set_compilation(str(folder), 0.2, True)
-    yield folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_step", functools.cache(make_step))
+        patch.setattr(loop, "make_validation", functools.cache(make_validation))
+        yield folder
     set_compilation(None, 1.0, False)
 
 

@@ -124,7 +124,6 @@ def edit_meta(path: Path) -> None:
         pytest.param(each("d/*", Path.unlink), id="arrays lost"),
         pytest.param(each("manifest.ocdbt", truncate), id="manifest cut off"),
         pytest.param(each("_METADATA", truncate), id="structure cut off"),
-        pytest.param(each("_METADATA", Path.unlink), id="structure lost"),
         pytest.param(each("meta/metadata", truncate), id="meta cut off"),
         pytest.param(each("meta/metadata", edit_meta), id="meta incomplete"),
         pytest.param(lambda folder: shutil.rmtree(folder / "4" / "meta"), id="meta lost"),

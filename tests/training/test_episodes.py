@@ -128,7 +128,7 @@ def test_prefix_targets_are_equation_7() -> None:
 
 
 def test_bucket() -> None:
-    assert [bucket(n) for n in (1, 4, 5, 24, 25, 1024, 1025, 2048, 2049)] == [4, 4, 8, 24, 32, 1024, 2048, 2048, 3072]
+    assert [bucket(n) for n in (1, 4, 5, 16, 17, 1024, 1025, 2048, 2049)] == [4, 4, 16, 16, 32, 1024, 2048, 2048, 3072]
     assert list(BUCKETS) == sorted(set(BUCKETS))
 
 

@@ -63,8 +63,16 @@ def test_frozen_parts_keep_their_bytes_and_the_others_move(whole: dict) -> None:
         assert moved == set(start()) - frozen
 
 
-# Three batches an epoch: 1, 4 and 7 stop within one, 3 between two; 4 also has a regular checkpoint.
-@pytest.mark.parametrize(("stage", "stops"), [(1, [1, 3]), (1, [4, 3]), (2, [7]), (2, [3, 1])])
+# Three batches an epoch: 1, 4 and 7 stop within one, 3 between two; at 4 a regular checkpoint is due as well.
+@pytest.mark.parametrize(
+    ("stage", "stops"),
+    [
+        (1, [1, 3]),
+        pytest.param(1, [11], marks=pytest.mark.slow),
+        pytest.param(2, [3, 4], marks=pytest.mark.slow),
+        (2, [7]),
+    ],
+)
 def test_stopping_and_resuming_changes_nothing(whole: dict, tmp_path: Path, stage: int, stops: list[int]) -> None:
     folder, expected = whole[stage]
     done = 0
@@ -197,9 +205,7 @@ def test_a_checkpoint_of_another_device_layout_loads(whole: dict, tmp_path: Path
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
     )
     assert written.returncode == 0, written.stderr
-    assert "CPU_3" in (tmp_path / "checkpoints" / "4" / "state" / "_sharding").read_text() or "3" in json.dumps(
-        json.loads((tmp_path / "checkpoints" / "4" / "state" / "_sharding").read_text())
-    )
+    assert "cpu:3" in (tmp_path / "checkpoints" / "4" / "state" / "_sharding").read_text()
     assert jax.device_count() == 1
     result = run(tmp_path)
     for mine, theirs in zip(flatten(result.params).values(), flatten(whole[1][1].params).values(), strict=True):
@@ -254,21 +260,26 @@ def test_stage_2_needs_a_hazard_to_learn_from(tmp_path: Path) -> None:
         run(tmp_path, stage=2, train=safe)
 
 
-def test_select_last_hands_on_the_last_parameters(whole: dict, tmp_path: Path) -> None:
-    """At a rate that overshoots, the best validation loss is not the last one."""
-    wild = dataclasses.replace(CONFIG, stage2=dataclasses.replace(CONFIG.stage2, learning_rate=0.3))
-    last = dataclasses.replace(wild, train=dataclasses.replace(wild.train, select="last"))
-    best_result, last_result = run(tmp_path / "best", 2, wild), run(tmp_path / "last", 2, last)
-    with (tmp_path / "last" / "curves.csv").open() as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file) if row["split"] == "validation"]
-    assert losses[-1] > min(losses)
-    assert last_result.validation_loss == losses[-1]
-    assert best_result.validation_loss == min(losses)
-    assert weights_hash(best_result.params) != weights_hash(last_result.params)
-    state = last_checkpoint(tmp_path / "last")
-    for name, array in flatten(last_result.params).items():
-        path = "".join(f"['{part}']" for part in name.split("."))
-        np.testing.assert_array_equal(state[f"['train']['params']{path}"], array)
+def test_select_chooses_the_best_or_the_last_parameters(
+    whole: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation losses 1.0, 0.5 and 0.9 at steps 5, 10 and 12."""
+    seen: list[Params] = []
+
+    def pretend(_config: Config, _stage: int, _function: object, params: Params, _: Episodes) -> dict[str, float]:
+        seen.append(jax.tree.map(np.array, params))
+        return {"loss": [1.0, 0.5, 0.9][(len(seen) - 1) % 3]}
+
+    monkeypatch.setattr("jaxguard.training.loop.validate", pretend)
+    last = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, select="last"))
+    best = run(tmp_path / "best")
+    same(best.params, seen[1])
+    assert best.validation_loss == 0.5
+    assert run(tmp_path / "last", config=last, stop_after=11).steps == 11
+    result = run(tmp_path / "last", config=last)
+    same(result.params, seen[-1])
+    assert result.validation_loss == 0.5 + 0.4
+    assert weights_hash(result.params) != weights_hash(best.params)
 
 
 def test_without_validation_the_last_parameters_are_handed_on(tmp_path: Path) -> None:

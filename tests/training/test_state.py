@@ -120,7 +120,7 @@ def test_one_compilation_per_bucket(step2: StepFunction) -> None:
     for length in (2, 3, 4, 5, 8, 3, 7):
         indices = np.flatnonzero(episodes.lengths == length)[:3]
         state, _ = step2(state, make_batch(episodes, indices, 4, CONFIG.stage2))
-    assert step2._cache_size() == 2  # buckets 4 and 8
+    assert step2._cache_size() == 2  # buckets 4 and 16
 
 
 def test_validation_weighs_every_entry_alike() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -23,14 +24,18 @@ CONFIG = Config(
 def start() -> Params:
     """Parameters in the shape of fresh ones (making those takes seconds of compilation)."""
     rng = np.random.default_rng(7)
-    shapes = jax.eval_shape(lambda: init_params(CONFIG.model, 7))
 
     def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         if path[-1].key == "kernel":
             return (rng.normal(size=leaf.shape) * leaf.shape[0] ** -0.5).astype(np.float32)
         return np.full(leaf.shape, path[-1].key == "scale", np.float32)
 
-    return jax.tree_util.tree_map_with_path(draw, shapes)
+    return jax.tree_util.tree_map_with_path(draw, _shapes())
+
+
+@functools.cache
+def _shapes() -> Params:
+    return jax.eval_shape(lambda: init_params(CONFIG.model, 7))
 
 
 def make(count: int, seed: int, longest: int = 4) -> Episodes:

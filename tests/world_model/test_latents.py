@@ -36,7 +36,7 @@ def test_log_probs_are_float32_of_bfloat16_logits() -> None:
 
 def test_sample_is_one_hot_and_follows_the_probabilities() -> None:
     logp = latents.log_probs(jnp.array([[[2.0, 0.0, -1.0]]]), 0.01)
-    drawn = jax.vmap(lambda key: latents.sample(key, logp))(jax.random.split(jax.random.key(0), 20_000))
+    drawn = latents.sample(latents.noise(jax.random.key(0), (20_000, *logp.shape)), logp)
     np.testing.assert_allclose(drawn.sum(axis=-1), 1.0, atol=1e-6)
     np.testing.assert_allclose(drawn.max(axis=-1), 1.0, atol=1e-6)
     np.testing.assert_allclose(drawn.mean(axis=0), np.exp(logp), atol=0.015)
@@ -46,7 +46,9 @@ def test_straight_through_gradient_is_that_of_the_probabilities() -> None:
     weights = RNG.normal(size=LOGITS.shape).astype(np.float32)
 
     def sampled(logits: jax.Array) -> jax.Array:
-        return (weights * latents.sample(jax.random.key(3), latents.log_probs(logits, 0.05))).sum()
+        return (
+            weights * latents.sample(latents.noise(jax.random.key(3), logits.shape), latents.log_probs(logits, 0.05))
+        ).sum()
 
     def probabilities(logits: jax.Array) -> jax.Array:
         return (weights * jnp.exp(latents.log_probs(logits, 0.05))).sum()
