@@ -100,6 +100,8 @@ VARIANTS: dict[str, Callable[[ModelConfig], Step]] = {
 
 @pytest.mark.parametrize("size", ["small", "paper"])
 def test_live_step(benchmark, smoke: bool, say, size: str) -> None:
+    if smoke and size != "small":
+        pytest.skip("left out of the smoke run")
     config = MODEL_PRESETS[size]
     benchmark.group = f"live step, {size} (E {config.embed_dim}, D {config.deter})"
     rng = np.random.default_rng(0)

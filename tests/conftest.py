@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from small_run import SmallRun
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +23,29 @@ def data_dir() -> Path:
     if not path.is_dir():
         pytest.fail(f"JAXGUARD_DATA: {path} is not a folder")
     return path
+
+
+@pytest.fixture(scope="session")
+def compiled(pytestconfig: pytest.Config) -> Path:
+    """Folder of the compilations that toy-sized runs share, also with the next session."""
+    cache = pytestconfig.cache
+    assert cache is not None
+    return cache.mkdir("jaxguard-compiled")
+
+
+@pytest.fixture
+def toy_size(compiled: Path) -> Iterator[None]:
+    """See :func:`small_run.at_toy_size`."""
+    from small_run import at_toy_size
+
+    with at_toy_size(compiled):
+        yield
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> SmallRun:
+    """A finished toy-sized run; not to be changed, copy its folders."""
+    from small_run import at_toy_size, make_small_run
+
+    with at_toy_size(compiled):
+        return make_small_run(tmp_path_factory.mktemp("small"))

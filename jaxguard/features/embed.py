@@ -52,7 +52,7 @@ def embed(
     *,
     thought: bool = False,
     chunk_texts: int = _CHUNK_TEXTS,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> EmbedReport:
     """Encode every text of ``trajectories`` that ``store`` lacks, and append it chunk by chunk.
 

@@ -135,8 +135,8 @@ def trajectory_row(scored: ScoredTrajectory) -> dict[str, Any]:
 def _counts(manifest: Path) -> dict[str, int]:
     """What ``convert`` counted."""
     try:
-        counts = dict(json.loads(manifest.read_text(encoding="utf-8"))["counts"])
-        return {name: int(value) for name, value in counts.items()} | {"trajectories": int(counts["trajectories"])}
+        counts = json.loads(manifest.read_text(encoding="utf-8"))["counts"]
+        return {name: int(counts[name]) for name in {"trajectories": 0, "records": 0, "rejected": 0} | counts}
     except (ValueError, TypeError, LookupError) as error:
         raise JaxguardError(f"{manifest}: {error!r}, expected the manifest that `jaxguard convert` wrote") from error
 
@@ -224,7 +224,7 @@ def score_archive(
     lap("score")
     counts |= {"scored": scored_count, "steps_scored": step_count, "nonfinite_steps": nonfinite}
     counts |= {"texts": embedded.unique, "texts_embedded": embedded.embedded}
-    manifest = {
+    manifest: dict[str, Any] = {
         "counts": counts,
         "decisions": dict(sorted(decisions.items())),
         "seconds": seconds,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -33,13 +33,15 @@ class ParamsError(JaxguardError):
 
 def init_params(config: ModelConfig, seed: int) -> Params:
     """Fresh parameters for ``seed``, drawn on the host's CPU: the same for every kind of device."""
-
-    @jax.jit
-    def make(key: jax.Array) -> Params:
-        return _to_dict(nnx.state(RSSM(config, rngs=nnx.Rngs(key)), nnx.Param))
-
     with jax.default_device(jax.devices("cpu")[0]):
-        return make(jax.random.key(seed, impl="rbg"))  # compiles ten times faster than the default generator
+        # The "rbg" generator compiles ten times faster than the default one.
+        return _initialiser(config)(jax.random.key(seed, impl="rbg"))
+
+
+@functools.lru_cache(maxsize=16)
+def _initialiser(config: ModelConfig) -> Callable[[jax.Array], Params]:
+    """Compiled once per size: that takes seconds, drawing takes none."""
+    return jax.jit(lambda key: _to_dict(nnx.state(RSSM(config, rngs=nnx.Rngs(key)), nnx.Param)))
 
 
 def build(config: ModelConfig, params: Params) -> RSSM:

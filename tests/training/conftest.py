@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from training_samples import QUICK
 
 from jaxguard.training import loop
 from jaxguard.training.state import make_step, make_validation
@@ -21,16 +22,16 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     Nothing is optimised: the code runs for milliseconds.
     """
     folder = tmp_path_factory.mktemp("cache")
-    set_compilation(str(folder), 0.2, True)
+    share_compilations(str(folder), 0.2)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=QUICK))
         patch.setattr(loop, "make_step", functools.cache(make_step))
         patch.setattr(loop, "make_validation", functools.cache(make_validation))
         yield folder
-    set_compilation(None, 1.0, False)
+    share_compilations(None, 1.0)
 
 
-def set_compilation(folder: str | None, seconds: float, quick: bool) -> None:
+def share_compilations(folder: str | None, seconds: float) -> None:
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-    jax.config.update("jax_disable_most_optimizations", quick)
     compilation_cache.reset_cache()

@@ -112,13 +112,13 @@ def test_curves(whole: dict) -> None:
 
 
 SCRIPT = """
-import os, signal, sys, threading, time
+import functools, os, signal, sys, threading, time
 from pathlib import Path
 import jax
-from training_samples import CONFIG, make, start
+from training_samples import CONFIG, QUICK, make, start
 from jaxguard.training import loop
 
-jax.config.update("jax_disable_most_optimizations", True)
+jax.jit = functools.partial(jax.jit, compiler_options=QUICK)
 folder = Path(sys.argv[1])
 
 def train(**options):

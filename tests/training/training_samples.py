@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -13,12 +12,19 @@ from jaxguard.training.episodes import Episodes
 from jaxguard.world_model.params import Params, init_params
 
 DIM = 8
+# Compiler options under which a gradient of the tiny model compiles in a tenth of the time; outermost functions only.
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
 CONFIG = Config(
     model=ModelConfig(embed_dim=DIM, deter=8, stoch=2, classes=3, hidden=8, adapter_dim=4),
     stage1=Stage1Config(steps=12, batch_size=4, learning_rate=3e-3),
     stage2=Stage2Config(steps=12, batch_size=4, learning_rate=3e-3),
     train=TrainConfig(validate_every=5, checkpoint_every=4),
 )
+SHAPES = jax.eval_shape(lambda: init_params(CONFIG.model, 7))
 
 
 def start() -> Params:
@@ -30,12 +36,7 @@ def start() -> Params:
             return (rng.normal(size=leaf.shape) * leaf.shape[0] ** -0.5).astype(np.float32)
         return np.full(leaf.shape, path[-1].key == "scale", np.float32)
 
-    return jax.tree_util.tree_map_with_path(draw, _shapes())
-
-
-@functools.cache
-def _shapes() -> Params:
-    return jax.eval_shape(lambda: init_params(CONFIG.model, 7))
+    return jax.tree_util.tree_map_with_path(draw, SHAPES)
 
 
 def make(count: int, seed: int, longest: int = 4) -> Episodes:

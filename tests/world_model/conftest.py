@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -31,8 +32,16 @@ def params(tiny: ModelConfig) -> Params:
 
 
 @pytest.fixture(scope="module")
-def quick_compile() -> Iterator[None]:
-    """Compiles without optimisation: gradients of a tiny model take longer to compile than to run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def quick_compile(params: Params) -> Iterator[None]:
+    """Compiles without optimisation: gradients of a tiny model take longer to compile than to run.
+
+    ``params`` come first: these options are for outermost functions only.
+    """
+    options = {
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+        "xla_cpu_use_fusion_emitters": False,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=options))
+        yield

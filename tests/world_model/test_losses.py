@@ -55,7 +55,7 @@ def make_batch(tiny: ModelConfig, rows: int = 3, steps: int = 4) -> Batch:
 
 
 @pytest.fixture(scope="module")
-def stage1(tiny: ModelConfig) -> Any:
+def stage1(tiny: ModelConfig, quick_compile: None) -> Any:
     """Jitted ``(params, batch) -> ((loss, (means, terms, extra)), gradient)`` of stage 1.
 
     Latents are probabilities instead of samples: noise has the shape of what it is drawn for, so that padding
@@ -73,7 +73,7 @@ def stage1(tiny: ModelConfig) -> Any:
 
 
 @pytest.fixture(scope="module")
-def stage2(tiny: ModelConfig) -> Any:
+def stage2(tiny: ModelConfig, quick_compile: None) -> Any:
     """Jitted ``(params, batch) -> ((loss, (means, terms, logits)), gradient)`` of stage 2, modes of latents."""
 
     def loss(params: Params, batch: Batch) -> tuple[jax.Array, tuple]:

@@ -1,0 +1,317 @@
+"""A run from folder to folder: equal seeds give equal bytes, and every step refuses what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_run import SmallRun, done, lines, native, refused
+
+from jaxguard.config import load_config
+from jaxguard.decision.conformal import needed
+from jaxguard.guard import Guard
+from jaxguard.run import PARTS, RunError, evaluate_run, load_trajectories, open_run
+
+pytestmark = pytest.mark.usefixtures("toy_size")
+
+
+@pytest.fixture
+def copy(small_run: SmallRun, tmp_path: Path) -> Path:
+    """A copy of the finished run, to be spoilt."""
+    return Path(shutil.copytree(small_run.run, tmp_path / "run"))
+
+
+def calibration(run: Path) -> dict:
+    return json.loads((run / "guard" / "calibration.json").read_text())
+
+
+# The whole path
+
+
+def test_a_run_folder_holds_everything(small_run: SmallRun) -> None:
+    found = sorted(p.name for p in small_run.run.iterdir())
+    assert found == ["config.yaml", "guard", "report", "splits.json", "stage1", "stage2"]
+    assert sorted(p.name for p in (small_run.run / "report").iterdir()) == ["evaluation.json", "report.html"]
+    stored = load_config(small_run.run / "config.yaml")
+    assert stored == load_config(None, small_run.settings())
+    splits = json.loads((small_run.run / "splits.json").read_text())["splits"]
+    assert list(splits) == list(PARTS)
+    assert sum(map(len, splits.values())) == 60
+
+
+def test_the_bundle_says_where_it_came_from(small_run: SmallRun) -> None:
+    guard = Guard.load(small_run.guard)
+    run = open_run(small_run.run)
+    assert guard.provenance["trajectories"] == {name: len(run.splits[name]) for name in PARTS}
+    assert guard.provenance["data"] == [str(small_run.data)]
+    assert guard.provenance["seed"] == run.config.train.seed
+    assert guard.calibration is not None
+    assert guard.calibration.n == sum(t.unsafe is False for t in run.part("calibration"))
+    assert (guard.calibration.hold.alpha, guard.calibration.block.alpha) == (0.3, 0.2)
+
+
+def test_thresholds_keep_their_level_on_the_trajectories_that_set_them(small_run: SmallRun) -> None:
+    """At most alpha (n + 1) - 1 of n calibration maxima may lie above."""
+    run, guard = open_run(small_run.run), Guard.load(small_run.guard)
+    safe = [t for t in run.part("calibration") if t.unsafe is False]
+    scored = list(guard.score(safe, run.store))
+    above = sum(s.max_fused > guard.calibration.lambda_hold for s in scored)  # type: ignore[union-attr]
+    assert above == len(safe) - int(np.ceil((len(safe) + 1) * 0.7 - 1e-9))
+    assert sum(s.max_hazard > guard.calibration.lambda_block for s in scored) < 0.2 * (len(safe) + 1)  # type: ignore[union-attr]
+
+
+def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(small_run: SmallRun, tmp_path: Path) -> None:
+    done(*small_run.train(tmp_path / "again"))
+    done("calibrate", tmp_path / "again")
+    first, again = Guard.load(small_run.guard), Guard.load(tmp_path / "again" / "guard")
+    assert again.weights == first.weights
+    assert calibration(tmp_path / "again") == calibration(small_run.run) | {
+        "provenance": calibration(small_run.run)["provenance"] | {"run": "again"}
+    }
+    assert (tmp_path / "again" / "splits.json").read_bytes() == (small_run.run / "splits.json").read_bytes()
+    for stage in ("stage1", "stage2"):
+        assert (tmp_path / "again" / stage / "curves.csv").read_text() == (
+            small_run.run / stage / "curves.csv"
+        ).read_text()
+    done(*small_run.train(tmp_path / "other", "train.seed=1", "stage1.steps=0", "stage2.steps=0"))
+    assert Guard.load(tmp_path / "other" / "guard").weights != first.weights
+
+
+def test_evaluating_twice_gives_equal_figures(small_run: SmallRun, copy: Path) -> None:
+    done("evaluate", copy)
+    one, two = (json.loads((run / "report" / "evaluation.json").read_text()) for run in (small_run.run, copy))
+    assert one.pop("latency_ms").keys() == two.pop("latency_ms").keys() == {"p50", "p99"}
+    assert one == two
+
+
+def test_evaluation_compares_with_simple_guards(small_run: SmallRun) -> None:
+    result = json.loads((small_run.run / "report" / "evaluation.json").read_text())
+    rows = result["sections"][0]["rows"]
+    assert list(rows) == [
+        "jaxguard", "always alert", "number of steps", "unknown tool", "CamelCase tool", "two calls or more",
+        "logistic (bag)", "logistic (step)",
+    ]  # fmt: skip
+    assert rows["two calls or more"]["fpr"]["value"] == 1.0
+    assert rows["CamelCase tool"]["fpr"]["value"] == 0.0
+    assert result["sections"][0]["counts"]["trajectories"] == len(open_run(small_run.run).splits["test"])
+    assert "<html" in (small_run.run / "report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_other_parts_are_evaluated_without_the_trained_rivals(copy: Path) -> None:
+    result, scored, _ = evaluate_run(copy, "validation")
+    assert list(result.overall.rows) == ["jaxguard", "always alert", "number of steps"]
+    assert [s.id for s in scored] == open_run(copy).splits["validation"]
+
+
+# Resuming, and what training refuses
+
+
+def test_training_again_changes_nothing(small_run: SmallRun, copy: Path) -> None:
+    before = Guard.load(copy / "guard").weights
+    done(*small_run.train(copy))
+    assert Guard.load(copy / "guard").weights == before
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_resumes_to_the_same_weights(small_run: SmallRun, copy: Path) -> None:
+    """Killed in stage 2 after its first checkpoint: stage 1 is not trained anew, stage 2 goes on."""
+    shutil.rmtree(copy / "guard")
+    shutil.rmtree(copy / "stage2" / "checkpoints" / "3")
+    untouched = {p: p.stat().st_mtime_ns for p in (copy / "stage1" / "checkpoints").rglob("*") if p.is_file()}
+    done(*small_run.train(copy))
+    assert Guard.load(copy / "guard").weights == Guard.load(small_run.guard).weights
+    assert untouched == {p: p.stat().st_mtime_ns for p in (copy / "stage1" / "checkpoints").rglob("*") if p.is_file()}
+
+
+def test_another_configuration_in_the_same_folder_is_refused(small_run: SmallRun, copy: Path) -> None:
+    before = (copy / "config.yaml").read_bytes()
+    message = refused(*small_run.train(copy, "stage1.steps=4", "decision.window=5"))
+    assert f"run folder {copy}: was made with another configuration (stage1.steps, decision.window)" in message
+    assert "--fresh" in message
+    assert (copy / "config.yaml").read_bytes() == before
+
+
+def test_fresh_starts_over(small_run: SmallRun, copy: Path) -> None:
+    (copy / "mine.txt").write_text("of the earlier run")
+    done(*small_run.train(copy, "stage1.steps=0", "stage2.steps=0", fresh=True))
+    assert sorted(p.name for p in copy.iterdir()) == ["config.yaml", "guard", "splits.json"]
+    assert Guard.load(copy / "guard").calibration is None
+
+
+def test_fresh_deletes_nothing_but_a_run(small_run: SmallRun, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    message = refused(*small_run.train(tmp_path / "thesis", fresh=True))
+    assert f"--fresh: {tmp_path / 'thesis'} is not a run folder, nothing was deleted" in message
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+def test_fresh_keeps_the_old_run_where_the_new_one_cannot_start(small_run: SmallRun, copy: Path) -> None:
+    message = refused(*small_run.train(copy, f"data.store={copy / 'nowhere'}", fresh=True))
+    assert f"feature store {copy / 'nowhere'}: no manifest.json there" in message
+    assert (copy / "guard" / "guard.json").exists()
+
+
+# Splits
+
+
+def test_the_split_of_another_run_is_reused_and_kept(small_run: SmallRun, tmp_path: Path) -> None:
+    """Other shares and another seed, the same ids; the run then stands on its own."""
+    splits = json.loads((small_run.run / "splits.json").read_text())
+    splits["splits"]["train"], splits["splits"]["test"] = splits["splits"]["test"], splits["splits"]["train"]
+    named = lines(tmp_path / "mine.json", splits)
+    config = load_config(None, small_run.settings(f"data.split.file={named}", "data.split.seed=9"))
+    assert open_run(tmp_path / "run", config).splits == splits["splits"]
+    named.unlink()
+    assert open_run(tmp_path / "run").splits == splits["splits"]
+
+
+def test_split_files_that_do_not_fit(small_run: SmallRun, tmp_path: Path) -> None:
+    def opened(name: str, content: object = None) -> str:
+        if content is not None:
+            lines(tmp_path / name, content)
+        settings = small_run.settings(f"data.split.file={tmp_path / name}")
+        return refused("train", "--quiet", "--out", tmp_path / f"run-{name}", *settings)
+
+    assert f"data.split.file: {tmp_path / 'none'} does not exist" in opened("none")
+    splits = json.loads((small_run.run / "splits.json").read_text())
+    parts = splits["splits"]
+    other = splits | {"splits": {"train": parts["train"], "rest": parts["validation"] + parts["test"], "calibration": parts["calibration"]}}  # fmt: skip  # noqa: E501
+    assert f"{tmp_path / 'other'}: lacks validation, test, expected the parts train, validation" in opened(
+        "other", other
+    )
+    fewer = splits | {"splits": parts | {"test": parts["test"][1:]}}
+    assert f"1 ids ({parts['test'][0]!r}) are among the trajectories, but not in the split" in opened("fewer", fewer)
+
+
+# Trajectories
+
+
+def test_trajectories_are_found_by_id(small_run: SmallRun, tmp_path: Path) -> None:
+    more = lines(tmp_path / "more.jsonl", native("extra", "look"))
+    found = load_trajectories([str(small_run.data), str(more)])
+    assert len(found) == 61
+    assert found["extra"].steps[0].tool == "look"
+
+
+def test_trajectories_that_cannot_be_used(small_run: SmallRun, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"data\.trajectories: got no path"):
+        load_trajectories([])
+    with pytest.raises(RunError, match=r"id 'drift-\d+-0' occurs twice"):
+        load_trajectories([str(small_run.data)] * 2)
+    with pytest.raises(RunError, match=r"data\.trajectories: no trajectory in .*empty\.jsonl"):
+        load_trajectories([str(lines(tmp_path / "empty.jsonl"))])
+    with pytest.raises(RunError, match=r"data\.trajectories: .*nowhere does not exist; was it moved"):
+        load_trajectories([str(tmp_path / "nowhere")])
+    assert "data.store: got no path" in refused(
+        "train", "--out", tmp_path / "run", *small_run.settings("data.store=''")
+    )
+
+
+def test_trajectories_that_moved_after_training(small_run: SmallRun, tmp_path: Path) -> None:
+    data = shutil.copytree(small_run.data, tmp_path / "data")
+    done(*small_run.train(tmp_path / "run", f"data.trajectories=[{data}]", "stage1.steps=0", "stage2.steps=0"))
+    data.rename(tmp_path / "elsewhere")
+    for name in ("calibrate", "evaluate"):
+        assert f"data.trajectories: {data} does not exist" in refused(name, tmp_path / "run")
+
+
+# Calibration
+
+
+def test_too_few_safe_trajectories_name_the_number_needed(small_run: SmallRun, tmp_path: Path) -> None:
+    done(*small_run.train(tmp_path / "run", "decision.alpha_block=0.01", "stage1.steps=0", "stage2.steps=0"))
+    run = open_run(tmp_path / "run")
+    safe = sum(t.unsafe is False for t in run.part("calibration"))
+    message = refused("calibrate", tmp_path / "run")
+    assert f"got {safe} safe trajectories, expected at least {needed(0.01)} for alpha = 0.01" in message
+    assert not (tmp_path / "run" / "guard" / "calibration.json").exists()
+
+
+def test_without_calibration_or_test_part(small_run: SmallRun, tmp_path: Path) -> None:
+    shares = [f"data.split.{n}={s}" for n, s in zip(PARTS, (0.5, 0, 0, 0.5), strict=True)]
+    done(*small_run.train(tmp_path / "one", *shares, "stage1.steps=0", "stage2.steps=0"))
+    assert "got 0 safe trajectories, expected at least" in refused("calibrate", tmp_path / "one")
+    shares = [f"data.split.{n}={s}" for n, s in zip(PARTS, (0.5, 0, 0.5, 0), strict=True)]
+    done(*small_run.train(tmp_path / "two", *shares, "stage1.steps=0", "stage2.steps=0"))
+    done("calibrate", tmp_path / "two")
+    assert calibration(tmp_path / "two")["provenance"]["fusion"] == {"fitted": False}
+    assert "part 'test': has no trajectories" in refused("evaluate", tmp_path / "two")
+
+
+def test_groups_get_thresholds_of_their_own(small_run: SmallRun, tmp_path: Path) -> None:
+    changes = ("decision.mondrian=domain", "decision.alpha_hold=0.5", "stage1.steps=0", "stage2.steps=0")
+    done(*small_run.train(tmp_path / "run", *changes))
+    said = done("calibrate", tmp_path / "run").out
+    guard, run = Guard.load(tmp_path / "run" / "guard"), open_run(tmp_path / "run")
+    made = guard.calibration
+    assert made is not None
+    assert made.group_key == "domain"
+    assert made.hold_groups
+    assert f"own thresholds for domain: {', '.join(made.hold_groups)}" in said
+    name, threshold = next(iter(made.hold_groups.items()))
+    members = [t for t in run.part("calibration") if t.unsafe is False and t.metadata["domain"] == name]
+    maxima = sorted(s.max_fused for s in guard.score(members, run.store))
+    assert threshold.n == len(members)
+    assert threshold.value == pytest.approx(maxima[int(np.ceil((len(members) + 1) * 0.5)) - 1], abs=1e-6)
+    for scored in guard.score(run.part("test"), run.store):
+        assert scored.lambda_hold == made.for_group(scored.metadata["domain"]).hold
+
+
+def test_zero_step_trajectories_are_split_scored_and_counted(small_run: SmallRun, tmp_path: Path) -> None:
+    """Every part has some, also as safe calibration trajectories of guard and rivals."""
+    refusals = [native(f"refusal {i}", unsafe=False, timing=True) for i in range(30)]
+    (tmp_path / "in").mkdir()
+    file = lines(tmp_path / "in" / "refusals.jsonl", *refusals)
+    store = shutil.copytree(small_run.store, tmp_path / "store")
+    done("embed", "--quiet", "--trajectories", file, "--store", store)
+    data = f"data.trajectories=[{small_run.data},{file}]"
+    done(*small_run.train(tmp_path / "run", data, f"data.store={store}", "stage1.steps=0", "stage2.steps=0"))
+    done("calibrate", tmp_path / "run")
+    done("evaluate", tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    safe = [t for t in run.part("calibration") if t.unsafe is False]
+    assert calibration(tmp_path / "run")["hold"]["n"] == len(safe)
+    assert any(not t.steps for t in safe)
+    counts = json.loads((tmp_path / "run" / "report" / "evaluation.json").read_text())["sections"][0]["counts"]
+    assert counts["zero_steps"] == sum(not t.steps for t in run.part("test")) > 0
+
+
+# Order of the steps
+
+
+def test_steps_out_of_order_say_what_is_missing(small_run: SmallRun, copy: Path, tmp_path: Path) -> None:
+    assert f"run folder {tmp_path / 'none'}: no config.yaml there" in refused("calibrate", tmp_path / "none")
+    assert f"run folder {tmp_path / 'none'}: no config.yaml there" in refused("evaluate", tmp_path / "none")
+    (copy / "guard" / "calibration.json").unlink()
+    assert f"has no thresholds yet; run `jaxguard calibrate {copy}` first" in refused("evaluate", copy)
+    shutil.rmtree(copy / "guard")
+    assert f"guard bundle {copy / 'guard'}: no guard.json there" in refused("calibrate", copy)
+    assert f"guard bundle {copy / 'guard'}: no guard.json there" in refused("evaluate", copy)
+
+
+def test_a_part_that_does_not_exist(small_run: SmallRun) -> None:
+    message = refused("evaluate", small_run.run, "--part", "tset")
+    assert "part: got 'tset', expected one of train, validation, calibration, test" in message
+
+
+def test_paper_rule_reaches_guard_and_rivals(small_run: SmallRun, tmp_path: Path) -> None:
+    changes = ("decision.paper_rule=true", "decision.alpha_hold=0.001", "decision.alpha_block=0.001")
+    done(*small_run.train(tmp_path / "run", *changes, "stage1.steps=0", "stage2.steps=0"))
+    done("calibrate", tmp_path / "run")
+    result, _, _ = evaluate_run(tmp_path / "run")
+    assert calibration(tmp_path / "run")["hold"]["strict"] is False
+    assert "fpr" in result.overall.rows["logistic (step)"]
+
+
+def test_rivals_see_whole_trajectories(small_run: SmallRun, tmp_path: Path) -> None:
+    run = open_run(small_run.run)
+    short = dataclasses.replace(run.config, train=dataclasses.replace(run.config.train, max_steps=2))
+    cut = dataclasses.replace(run, config=short)
+    lengths = [len(t) for t in run.part("test")]
+    assert cut.episodes("test").lengths.tolist() == [2] * len(lengths)
+    assert cut.episodes("test", whole=True).lengths.tolist() == lengths
