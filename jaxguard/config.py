@@ -394,5 +394,7 @@ def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> No
 
 
 def dump_config(config: Config, path: str | Path) -> None:
-    """Writes every key, defaults included, as YAML that :func:`load_config` reads back equal."""
-    Path(path).write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
+    """Writes every key, defaults included, as YAML that :func:`load_config` reads back equal; whole or not at all."""
+    partial = Path(f"{path}.partial")
+    partial.write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
+    partial.replace(path)

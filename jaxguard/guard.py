@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 from jaxguard.config import Config, from_dict, to_dict
 from jaxguard.decision.calibration import Calibration, CalibrationError
 from jaxguard.decision.evidence import EvidenceState, advance
-from jaxguard.decision.policy import Mode, decide_step, enforce
+from jaxguard.decision.policy import Mode, decide_step
 from jaxguard.decision.scored import ScoredTrajectory, judge
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
@@ -404,6 +404,6 @@ class Session:
         return _Checked(digest, verdict, None, None)
 
     def _verdict(self, decision: Decision, risks: tuple[float, ...], margin: float, error: str = "") -> Verdict:
-        observed = enforce(decision, self._mode).observed_only
+        observed = self._mode is Mode.OBSERVE and decision is not Decision.PASS
         hazard, prefix, ema, win, fused = risks
         return Verdict(self._steps, decision, hazard, prefix, ema, win, fused, margin, observed, error)

@@ -19,9 +19,9 @@ import numpy as np
 
 import jaxguard
 from jaxguard.baselines import logistic, rules
-from jaxguard.config import Config, dump_config, load_config
+from jaxguard.config import Config, DecisionConfig, dump_config, load_config
 from jaxguard.decision.calibration import Calibration, calibrate
-from jaxguard.decision.conformal import conformal_threshold
+from jaxguard.decision.conformal import Threshold, conformal_threshold
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
 from jaxguard.decision.fusion import fit_fusion
 from jaxguard.decision.scored import ScoredTrajectory
@@ -29,6 +29,7 @@ from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate
 from jaxguard.evaluation.report import write_report
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.store import FeatureStore
+from jaxguard.features.texts import trajectory_texts
 from jaxguard.guard import Guard
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.splits import load_splits, make_splits, save_splits
@@ -153,7 +154,8 @@ def open_run(folder: Path, config: Config | None = None) -> Run:
     trajectories, store = _inputs(config)
     folder.mkdir(parents=True, exist_ok=True)
     splits = _splits(config, trajectories, folder / "splits.json")
-    dump_config(config, stored)
+    if not stored.exists():
+        dump_config(config, stored)
     return Run(folder, config, trajectories, splits, store)
 
 
@@ -234,13 +236,12 @@ def calibrate_run(folder: Path) -> Guard:
             [bool(t.unsafe) for t in labelled],
             ids=[t.id for t in labelled],
             calibration_ids=run.splits["calibration"],
-            alpha=decision.alpha_hold,
             default=fusion,
         )
         fusion = fit.params
-        fitted = {"fitted": fit.fitted, "criterion": fit.criterion, "value": fit.value if fit.fitted else None}
+        fitted = {"fitted": fit.fitted, "auroc": fit.value if fit.fitted else None}
     safe = [t for t in run.part("calibration") if t.unsafe is False]
-    calibration = set_thresholds(guard, safe, run.store, fusion, {"fusion": fitted, "run": folder.name})
+    calibration = set_thresholds(guard, safe, run.store, fusion, decision, {"fusion": fitted, "run": folder.name})
     guard = guard.calibrated(calibration)
     guard.save(folder / "guard")
     return guard
@@ -251,10 +252,10 @@ def set_thresholds(
     safe: Sequence[Trajectory],
     store: FeatureStore,
     fusion: FusionParams,
+    decision: DecisionConfig,
     provenance: Mapping[str, Any],
 ) -> Calibration:
-    """Conformal thresholds of ``guard`` from safe trajectories, at the levels of its configuration."""
-    decision = guard.config.decision
+    """Conformal thresholds of ``guard`` from safe trajectories, at the levels of ``decision``."""
     hazard, prefix, lengths = all_risks(guard, safe, store)
     fused = evidence(hazard, prefix, lengths, fusion).fused
     groups = [t.metadata.get(decision.mondrian) for t in safe] if decision.mondrian else None
@@ -293,19 +294,20 @@ def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
         by_id = dict(zip(episodes.ids, values, strict=True))
         return np.array([by_id.get(t.id, fill) for t in part])
 
-    def threshold(maxima: np.ndarray) -> float:
+    def threshold(maxima: np.ndarray) -> Threshold:
         of_safe = spread(calibration, safe, maxima, 0.0)
-        return conformal_threshold(of_safe, decision.alpha_hold, paper_rule=decision.paper_rule).value
+        return conformal_threshold(of_safe, decision.alpha_hold, paper_rule=decision.paper_rule)
 
     bag = logistic.bag_scores(training, testing)
     bag_calibration = logistic.bag_scores(training, calibration)
     if bag is not None and bag_calibration is not None:
         score = spread(testing, test, bag, 0.0)
-        found["logistic (bag)"] = Baseline(score=score, alert=score > threshold(bag_calibration))
+        found["logistic (bag)"] = Baseline(score=score, alert=threshold(bag_calibration).crossed(score))
     step, step_calibration = logistic.step_scores(training, testing), logistic.step_scores(training, calibration)
     if step is not None and step_calibration is not None:
         limit = threshold(step_calibration.maxima)
-        first = np.array([int(np.argmax(s > limit)) if (s > limit).any() else -1 for s in step.steps])
+        crossed = [limit.crossed(risks) for risks in step.steps]
+        first = np.array([int(np.argmax(c)) if c.any() else -1 for c in crossed])
         score, alerts = spread(testing, test, step.maxima, 0.0), spread(testing, test, first, -1).astype(np.int64)
         found["logistic (step)"] = Baseline(score=score, alert=alerts >= 0, first_alert=alerts)
     return found
@@ -346,10 +348,8 @@ def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[Sco
 def live_latency(guard: Guard, trajectories: Sequence[Trajectory], store: FeatureStore) -> dict[str, float]:
     """Milliseconds of one live step from stored vectors to risks, batch 1, one call after the other.
 
-    Encoding is not part of it; ``bench/`` measures that and paced calls.
+    Encoding, evidence and the decision are not part of it; ``bench/`` measures those.
     """
-    from jaxguard.features.texts import trajectory_texts
-
     trajectory = max(trajectories, key=len, default=None)
     if trajectory is None or not trajectory.steps:
         return {}

@@ -113,7 +113,7 @@ def test_the_package_and_its_command_line_load_nothing_heavy() -> None:
     [
         "jaxguard.traces.convert, jaxguard.traces.drift, jaxguard.traces.splits",
         "jaxguard.features.store, jaxguard.features.texts, jaxguard.features.encoder",
-        "jaxguard.evaluation.metrics, jaxguard.decision",
+        "jaxguard.evaluation.evaluate, jaxguard.decision.fusion, jaxguard.decision.scored",
     ],
 )
 def test_readers_stores_and_metrics_need_no_jax(modules: str) -> None:

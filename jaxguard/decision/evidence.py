@@ -104,7 +104,7 @@ class StepEvidence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence of many trajectories; all arrays float64 of the shape of the inputs ``[N]`` or ``[B, T]``."""
+    """Evidence of many trajectories; all arrays float64 ``[N]``."""
 
     hazard: Floats
     prefix: Floats
@@ -159,36 +159,6 @@ def evidence(hazard: ArrayLike, prefix: ArrayLike, lengths: ArrayLike, params: F
         raise EvidenceError(f"prefix: got shape {pre.shape}, expected that of hazard, {haz.shape}")
     ema, win = smooth(pre, sizes, params.beta, params.window)
     return Evidence(haz, pre, ema, win, noisy_or(haz, ema, win, params.weights))
-
-
-def evidence_padded(hazard: ArrayLike, prefix: ArrayLike, mask: ArrayLike, params: FusionParams) -> Evidence:
-    """Evidence of padded trajectories ``[B, T]``; padding gets 0 in every output.
-
-    Args:
-        hazard: ``[B, T]`` hazard risks; values under the padding are not read.
-        prefix: ``[B, T]`` prefix risks.
-        mask: ``[B, T]`` True at real steps, which come first in every row.
-        params: Fusion parameters.
-
-    Raises:
-        EvidenceError: Shapes disagree, a mask has a hole, or a finite risk lies outside [0, 1].
-    """
-    valid = np.asarray(mask, dtype=bool)
-    haz, pre = np.asarray(hazard), np.asarray(prefix)
-    if valid.ndim != 2 or haz.shape != valid.shape or pre.shape != valid.shape:
-        raise EvidenceError(
-            f"hazard, prefix, mask: got shapes {haz.shape}, {pre.shape}, {valid.shape}, expected one [B, T]"
-        )
-    if (valid[:, 1:] & ~valid[:, :-1]).any():
-        raise EvidenceError("mask: got a real step after padding, expected the real steps first in every row")
-    flat = evidence(haz[valid], pre[valid], valid.sum(axis=1), params)
-
-    def spread(values: Floats) -> Floats:
-        out = np.zeros(valid.shape)
-        out[valid] = values
-        return out
-
-    return Evidence(*(spread(getattr(flat, name)) for name in ("hazard", "prefix", "ema", "win", "fused")))
 
 
 def smooth(prefix: Floats, lengths: NDArray[np.int64], beta: float, window: int) -> tuple[Floats, Floats]:

@@ -7,7 +7,7 @@ hence ids are asked for and an overlap is an error.
 
 With few trajectories the best of hundreds of grid points is mostly luck. Two guards: fewer than
 ``min_class`` trajectories of either class leave the defaults as they are, and among the points within
-``tolerance`` of the best criterion the one nearest to the defaults wins.
+``tolerance`` of the best AUROC the one nearest to the defaults wins.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import rankdata
 
-from jaxguard.decision.conformal import exact_level
 from jaxguard.decision.evidence import (
     Bools,
     EvidenceError,
@@ -32,8 +30,6 @@ from jaxguard.decision.evidence import (
     smooth,
     trajectory_max,
 )
-
-Criterion = Literal["auroc", "sr_at_fpr"]
 
 DEFAULT_FUSION = FusionParams()
 
@@ -55,9 +51,8 @@ class FusionFit:
 
     Attributes:
         params: The parameters to use.
-        criterion: What was maximised.
-        value: Its value at ``params`` on the fit split; NaN where a class is empty.
-        default_value: Its value at the defaults.
+        value: AUROC of the trajectory maxima at ``params`` on the fit split; NaN where a class is empty.
+        default_value: The same at the defaults.
         best_value: The best of the grid; ``value`` lies within the tolerance below it.
         fitted: False where too few trajectories left the defaults in place.
         safe: Safe trajectories of the fit split.
@@ -66,7 +61,6 @@ class FusionFit:
     """
 
     params: FusionParams
-    criterion: Criterion
     value: float
     default_value: float
     best_value: float
@@ -84,8 +78,6 @@ def fit_fusion(
     *,
     ids: Sequence[str],
     calibration_ids: Collection[str],
-    criterion: Criterion = "auroc",
-    alpha: float = 0.1,
     grid: FusionGrid | None = None,
     default: FusionParams = DEFAULT_FUSION,
     min_class: int = 20,
@@ -100,13 +92,10 @@ def fit_fusion(
         unsafe: ``[B]`` trajectory labels.
         ids: ``[B]`` trajectory ids.
         calibration_ids: Ids of the trajectories that will set the thresholds.
-        criterion: ``"auroc"`` of the trajectory maxima, or ``"sr_at_fpr"``: the share of unsafe
-            trajectories above the (1 - alpha) quantile of the safe ones.
-        alpha: False-alert level of ``"sr_at_fpr"``.
         grid: Points to try.
         default: Parameters to prefer on ties and to fall back to.
         min_class: Fewer safe or fewer unsafe trajectories than this leave ``default`` in place.
-        tolerance: Criterion differences up to this count as ties.
+        tolerance: AUROC differences up to this count as ties.
 
     Raises:
         EvidenceError: Arrays disagree, a risk lies outside [0, 1], ids repeat or overlap with
@@ -130,12 +119,12 @@ def fit_fusion(
 
     def judge(params: FusionParams, ema: Floats, win: Floats) -> float:
         fused = noisy_or(base.hazard, ema, win, params.weights)
-        return _judge(trajectory_max(fused, sizes), labels, criterion, alpha)
+        return _auroc(trajectory_max(fused, sizes), labels)
 
     n_unsafe, n_safe = int(labels.sum()), int((~labels).sum())
     default_value = judge(default, base.ema, base.win)
     if min(n_unsafe, n_safe) < max(min_class, 1):
-        return FusionFit(default, criterion, default_value, default_value, default_value, False, n_safe, n_unsafe, 1)
+        return FusionFit(default, default_value, default_value, default_value, False, n_safe, n_unsafe, 1)
 
     points = grid or FusionGrid()
     tried: list[tuple[float, FusionParams]] = [(default_value, default)]
@@ -150,19 +139,15 @@ def fit_fusion(
         ((value, params) for value, params in tried if value >= best - tolerance),
         key=lambda point: (_distance(point[1], default), -point[0], _order(point[1])),
     )
-    return FusionFit(params, criterion, value, default_value, best, True, n_safe, n_unsafe, len(tried))
+    return FusionFit(params, value, default_value, best, True, n_safe, n_unsafe, len(tried))
 
 
-def _judge(maxima: Floats, unsafe: Bools, criterion: Criterion, alpha: float) -> float:
+def _auroc(maxima: Floats, unsafe: Bools) -> float:
     n_unsafe, n_safe = int(unsafe.sum()), int((~unsafe).sum())
     if not n_unsafe or not n_safe:
         return float("nan")
-    if criterion == "auroc":
-        ranks: NDArray[np.float64] = rankdata(maxima)
-        return float((ranks[unsafe].sum() - n_unsafe * (n_unsafe + 1) / 2) / (n_unsafe * n_safe))
-    allowed = int(exact_level(alpha) * n_safe)
-    cut = np.sort(maxima[~unsafe])[n_safe - 1 - allowed]
-    return float((maxima[unsafe] > cut).mean())
+    ranks: Floats = rankdata(maxima)
+    return float((ranks[unsafe].sum() - n_unsafe * (n_unsafe + 1) / 2) / (n_unsafe * n_safe))
 
 
 def _distance(params: FusionParams, default: FusionParams) -> float:

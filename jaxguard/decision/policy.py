@@ -52,26 +52,6 @@ class Decisions:
     margin: NDArray[np.float64]
     finite: NDArray[np.bool_]
 
-    @property
-    def nonfinite_count(self) -> int:
-        """Steps that were held because a score was not finite."""
-        return int((~self.finite).sum())
-
-
-@dataclass(frozen=True, slots=True)
-class Ruling:
-    """What the rule says of a call, and what is enforced.
-
-    Attributes:
-        decision: The rule's decision.
-        enforced: What happens to the call; PASS in observe-only mode.
-        observed_only: True where ``enforced`` was softened because the guard only observes.
-    """
-
-    decision: Decision
-    enforced: Decision
-    observed_only: bool
-
 
 def decide(hazard: ArrayLike, fused: ArrayLike, block: ArrayLike, hold: ArrayLike, *, strict: bool = True) -> Decisions:
     """Decisions for arrays of scores; thresholds are numbers or arrays that broadcast against them.
@@ -104,10 +84,3 @@ def decide_step(hazard: float, fused: float, cutoffs: Cutoffs) -> tuple[Decision
     if fused > cutoffs.hold or (not cutoffs.strict and fused == cutoffs.hold):
         return Decision.HOLD, over_hold
     return Decision.PASS, max(over_block, over_hold)
-
-
-def enforce(decision: Decision, mode: Mode = Mode.FAIL_CLOSED) -> Ruling:
-    """What happens to a call on which the rule says ``decision``."""
-    if mode is Mode.OBSERVE:
-        return Ruling(decision, Decision.PASS, observed_only=decision is not Decision.PASS)
-    return Ruling(decision, decision, observed_only=False)

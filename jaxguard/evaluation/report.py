@@ -185,7 +185,13 @@ def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
     if evaluation.latency_ms:
         name, value = next(iter(evaluation.latency_ms.items()))
         rest = ", ".join(f"{n} {number(v, digits=2)}" for n, v in list(evaluation.latency_ms.items())[1:])
-        cards.append(("Latency", f"{number(value, digits=2)} ms", f"per step, {name}" + (f"; {rest}" if rest else "")))
+        cards.append(
+            (
+                "Latency",
+                f"{number(value, digits=2)} ms",
+                f"per step without encoding, {name}" + (f"; {rest}" if rest else ""),
+            )
+        )
     return cards
 
 

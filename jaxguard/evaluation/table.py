@@ -22,11 +22,11 @@ WIDTH = 100
 TITLES = {"all": "All trajectories", "source": "Data set", "risk_type": "Risk type", "domain": "Domain"}
 
 
-def render(evaluation: Evaluation, *, sections: int | None = None) -> str:
-    """Tables of all sections (or the first ``sections``), with intervals under the guard's row."""
+def render(evaluation: Evaluation) -> str:
+    """Tables of all sections, with intervals under the guard's row."""
     e = evaluation
     lines = []
-    for section in e.sections[:sections]:
+    for section in e.sections:
         lines += [*_section(section), ""]
     notes = [
         f"Under {GUARD}: {e.level:.0%} cluster-bootstrap intervals, {e.resamples:,} resamples, seed {e.seed}.",
@@ -41,7 +41,9 @@ def render(evaluation: Evaluation, *, sections: int | None = None) -> str:
         )
     if e.latency_ms:
         notes.append(
-            "Latency, ms per step: " + ", ".join(f"{name} {value:.2f}" for name, value in e.latency_ms.items()) + "."
+            "Latency of a step without encoding, ms: "
+            + ", ".join(f"{name} {value:.2f}" for name, value in e.latency_ms.items())
+            + "."
         )
     decided = ", ".join(f"{name} {count:,}" for name, count in e.decisions.items() if name != "nonfinite")
     notes.append(f"Steps: {decided}; held because a score was not finite: {e.decisions['nonfinite']:,}.")

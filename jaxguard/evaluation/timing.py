@@ -12,7 +12,7 @@ HOLD or BLOCK:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -90,10 +90,6 @@ class TimingCounts:
     timed: int
     excluded_unreliable: int
     excluded_no_step: int
-
-    def as_dict(self) -> dict[str, int]:
-        """For JSON."""
-        return asdict(self)
 
 
 def timing_counts(table: Table) -> TimingCounts:

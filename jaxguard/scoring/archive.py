@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
@@ -188,7 +189,7 @@ def score_archive(
     lap("convert")
     features = FeatureStore.create_or_open(store or out / "features", guard.encoder.fingerprint, guard.encoder.dim)
     total = counts["trajectories"]
-    with tqdm(total=None, desc="embed", unit="window", disable=not progress) as bar:
+    with tqdm(desc="embed", unit="window", disable=not progress) as bar:
         embedded = embed(
             read_trajectories(traces),
             features,
@@ -200,22 +201,22 @@ def score_archive(
     decisions: Counter[str] = Counter()
     scored_count = step_count = nonfinite = 0
     steps, outcomes = _Writer(out / "steps.parquet", STEPS), _Writer(out / "trajectories.parquet", TRAJECTORIES)
-    held: dict[str, Trajectory] = {}
+    held: deque[Trajectory] = deque()  # read and not yet scored; both happen in the same order
 
     def reading() -> Iterator[Trajectory]:
         for trajectory in read_trajectories(traces):
-            held[trajectory.id] = trajectory
+            held.append(trajectory)
             yield trajectory
 
     with tqdm(total=total, desc="score", unit="trajectory", disable=not progress) as bar:
         for scored in guard.score(reading(), features):
-            steps.add(step_rows(held.pop(scored.id), scored))
+            steps.add(step_rows(held.popleft(), scored))
             row = trajectory_row(scored)
             outcomes.add([row])
             decisions[row["decision"]] += 1
             scored_count += 1
             step_count += len(scored)
-            nonfinite += int((scored.margin != scored.margin).sum())
+            nonfinite += int(np.isnan(scored.margin).sum())
             bar.update()
     if scored_count != total:
         raise JaxguardError(f"{traces}: manifest counts {total} trajectories, {scored_count} were read and scored")

@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
 
 
 class Checkpoints:
-    """The checkpoints of one stage in one folder; the newest two and the best are kept.
+    """The checkpoints of one stage in one folder; the newest two are kept, each with the best parameters so far.
 
     Args:
         folder: Created where missing.

@@ -15,7 +15,6 @@ from jaxguard.decision.evidence import (
     FusionParams,
     advance,
     evidence,
-    evidence_padded,
     trajectory_max,
 )
 
@@ -81,18 +80,11 @@ def test_live_equals_flat_exactly_and_reference_closely(batch: list, p: FusionPa
     assert ((ev.fused >= 0) & (ev.fused <= 1)).all()
 
 
-def test_long_ragged_batch_padded_and_float32_inputs() -> None:
+def test_long_ragged_batch_and_float32_inputs() -> None:
     rng = np.random.default_rng(0)
     lengths = np.array([0, 1, 700, 3, 0, 25])
     hazard, prefix = rng.random((2, lengths.sum())).astype(np.float32)
     ev = evidence(hazard, prefix, lengths, PARAMS)
-    mask = np.arange(700) < lengths[:, None]
-    padded = [np.full(mask.shape, np.nan, dtype=np.float32) for _ in range(2)]
-    padded[0][mask], padded[1][mask] = hazard, prefix
-    pad = evidence_padded(padded[0], padded[1], mask, PARAMS)
-    for name in ("hazard", "prefix", "ema", "win", "fused"):
-        assert np.array_equal(getattr(pad, name)[mask], getattr(ev, name))
-        assert (getattr(pad, name)[~mask] == 0).all()
     start = 1
     rows = live(list(zip(hazard[start : start + 700], prefix[start : start + 700], strict=True)), PARAMS)
     assert [r[2] for r in rows] == ev.fused[start : start + 700].tolist()
@@ -151,8 +143,6 @@ def test_trajectory_max() -> None:
         (lambda: evidence([0.2], [0.1], [1.0], PARAMS), "integers"),
         (lambda: evidence([[0.2]], [[0.1]], [1], PARAMS), r"expected \[N\]"),
         (lambda: advance(EvidenceState(), 0.1, 1.5, PARAMS), r"prefix: got 1\.5"),
-        (lambda: evidence_padded([[0.1, 0.2]], [[0.1, 0.2]], [[False, True]], PARAMS), "after padding"),
-        (lambda: evidence_padded([[0.1]], [[0.1, 0.2]], [[True]], PARAMS), "shapes"),
         (lambda: FusionParams(beta=1.0), "beta"),
         (lambda: FusionParams(beta=math.nan), "beta"),
         (lambda: FusionParams(window=0), "window"),

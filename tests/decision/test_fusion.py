@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from jaxguard.decision.evidence import EvidenceError, FusionParams, evidence, trajectory_max
-from jaxguard.decision.fusion import DEFAULT_FUSION, FusionGrid, fit_fusion
+from jaxguard.decision.fusion import DEFAULT_FUSION, fit_fusion
 
 
 def make(n: int, hazard_signal: float, prefix_signal: float, seed: int = 0):
@@ -44,15 +44,6 @@ def test_reported_value_is_what_an_independent_auroc_says() -> None:
     assert result.value == pytest.approx(roc_auc_score(data[3], maxima), abs=1e-12)
     assert result.best_value - 1e-3 <= result.value <= result.best_value
     assert (result.safe, result.unsafe) == (150, 150)
-
-
-def test_sr_at_fpr_by_hand() -> None:
-    # Ten safe maxima 0.0 .. 0.9, alpha 0.2: two may alert, so the cut is 0.7; unsafe 0.8 and 0.75 of four are above.
-    hazard = np.array([*np.arange(10) / 10, 0.8, 0.75, 0.7, 0.1])
-    data = (hazard, np.zeros(14), np.ones(14, dtype=int), np.array([False] * 10 + [True] * 4))
-    grid = FusionGrid((0.7,), (3,), (1.0,), (0.0,), (0.0,))
-    result = fit(data, criterion="sr_at_fpr", alpha=0.2, grid=grid, min_class=2)
-    assert result.value == 0.5
 
 
 def test_ties_go_to_the_defaults() -> None:

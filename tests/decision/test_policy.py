@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxguard.decision.policy import Cutoffs, Mode, decide, decide_step, enforce
+from jaxguard.decision.policy import Cutoffs, decide, decide_step
 from jaxguard.types import Decision
 
 CUT = Cutoffs(block=0.8, hold=0.5)
@@ -52,7 +52,7 @@ def test_nonfinite_is_held_and_counted(bad: float, other: float) -> None:
         many = decide([hazard, 0.0], [fused, 0.0], CUT.block, CUT.hold)
         assert many.decision.tolist() == [Decision.HOLD, Decision.PASS]
         assert np.isnan(many.margin).tolist() == [True, False]
-        assert many.nonfinite_count == 1
+        assert many.finite.tolist() == [False, True]
 
 
 grid = st.one_of(st.sampled_from([0.0, 0.5, 0.8, 1.0, math.nan, math.inf]), st.floats(0, 1))
@@ -71,13 +71,3 @@ def test_scalar_equals_vectorised(pairs: list, strict: bool) -> None:
 def test_thresholds_broadcast() -> None:
     got = decide(np.full((2, 3), 0.4), np.full((2, 3), 0.4), np.array([[0.3], [0.9]]), np.array([0.1, 0.4, 0.5]))
     assert got.decision.tolist() == [[2, 2, 2], [1, 0, 0]]
-
-
-def test_enforcement() -> None:
-    for decision in Decision:
-        assert enforce(decision).enforced is decision
-        assert not enforce(decision).observed_only
-        seen = enforce(decision, Mode.OBSERVE)
-        assert seen.enforced is Decision.PASS
-        assert seen.decision is decision
-        assert seen.observed_only == (decision is not Decision.PASS)

@@ -31,17 +31,19 @@ def params(tiny: ModelConfig) -> Params:
     return jax.tree_util.tree_map_with_path(noise, shapes)
 
 
-@pytest.fixture(scope="module")
-def quick_compile(params: Params) -> Iterator[None]:
-    """Compiles without optimisation: gradients of a tiny model take longer to compile than to run.
-
-    ``params`` come first: these options are for outermost functions only.
-    """
-    options = {
+@pytest.fixture(scope="session")
+def quick() -> dict[str, int | bool]:
+    """Compiler options without optimisation: gradients of a tiny model take longer to compile than to run."""
+    return {
         "xla_backend_optimization_level": 0,
         "xla_llvm_disable_expensive_passes": True,
         "xla_cpu_use_fusion_emitters": False,
     }
+
+
+@pytest.fixture(scope="module")
+def quick_compile(params: Params, quick: dict) -> Iterator[None]:
+    """Makes them the default of a module; ``params`` come first, as they are for outermost functions only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=options))
+        patch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=quick))
         yield

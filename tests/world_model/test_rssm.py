@@ -178,7 +178,9 @@ def test_core_equals_torch_gru_cell(tiny: ModelConfig, model: RSSM, data: tuple)
     np.testing.assert_allclose(h_next, expected, atol=1e-5)
 
 
-def test_gradients_through_step_weights_equal_those_of_the_plain_form(tiny: ModelConfig, params: Params) -> None:
+def test_gradients_through_step_weights_equal_those_of_the_plain_form(
+    tiny: ModelConfig, params: Params, quick: dict
+) -> None:
     """The fused form is differentiable algebra: compared with a plain one written in JAX, in soft latents."""
     obs, act, ins = vectors(B, tiny.embed_dim), vectors(B, tiny.embed_dim), vectors(B, tiny.embed_dim)
     z = jax.nn.softmax(vectors(B, tiny.stoch, tiny.classes))
@@ -197,7 +199,7 @@ def test_gradients_through_step_weights_equal_those_of_the_plain_form(tiny: Mode
         x = jnp.concatenate([feat, a, e], -1)
         return (model.hazard_head(x) + model.prefix_head(x)).sum()
 
-    ours, theirs = jax.jit(jax.grad(fused))(params), jax.jit(jax.grad(plain))(params)
+    ours, theirs = (jax.jit(jax.grad(f), compiler_options=quick)(params) for f in (fused, plain))
     for mine, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(mine, expected, atol=2e-5)
     assert np.abs(ours["adapter"]["out"]["kernel"]).max() > 1e-3
@@ -276,8 +278,10 @@ def test_a_score_depends_on_everything_it_may_depend_on(data: tuple, rollout: An
     assert (np.asarray(rollout(obs_changed, act, ins)[1])[:, 2] != before[:, 2]).any()
 
 
-def test_constant_and_zero_vectors_are_finite_with_finite_gradients(tiny: ModelConfig, params: Params) -> None:
-    @jax.jit
+def test_constant_and_zero_vectors_are_finite_with_finite_gradients(
+    tiny: ModelConfig, params: Params, quick: dict
+) -> None:
+    @functools.partial(jax.jit, compiler_options=quick)
     @jax.value_and_grad
     def loss(params: Params, obs: jax.Array) -> jax.Array:
         model = build(tiny, params)
