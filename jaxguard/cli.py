@@ -95,6 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     sub = command("calibrate", _calibrate, "set the thresholds of a trained run at its false-alert levels")
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder that train wrote")
+    sub.add_argument("overrides", nargs="*", metavar="decision.key=value", help="levels and rules other than the run's")
 
     sub = command("evaluate", _evaluate, "score a held-out part of a run, print tables and write the report")
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
@@ -187,7 +188,7 @@ def _train(arguments: argparse.Namespace) -> None:
 def _calibrate(arguments: argparse.Namespace) -> None:
     from jaxguard.run import calibrate_run
 
-    calibration = calibrate_run(arguments.run).calibration
+    calibration = calibrate_run(arguments.run, arguments.overrides).calibration
     assert calibration is not None  # calibrate_run sets it
     block, hold = calibration.band()
     for name, threshold, band in (("BLOCK", calibration.block, block), ("HOLD", calibration.hold, hold)):

@@ -65,6 +65,12 @@ class _TextVectors:
         return vectors.reshape(*rows.shape, -1).astype(np.float32, copy=False)
 
 
+def _fingerprint(params: Params, config: Config) -> str:
+    """Names everything of the model that moves a score: the weights, how they are used, and what they read."""
+    use = json.dumps([to_dict(config.model), config.data.thought], sort_keys=True)
+    return hashlib.sha256(f"{weights_hash(params)} {use}".encode()).hexdigest()[:16]
+
+
 @dataclass
 class Guard:
     """A trained world model with the encoder it reads and the thresholds it was calibrated to.
@@ -89,7 +95,7 @@ class Guard:
                 f"model.embed_dim is {self.config.model.embed_dim}, but the encoder {self.encoder.fingerprint} "
                 f"makes {self.encoder.dim} values per text"
             )
-        self.weights = weights_hash(self.params)
+        self.weights = _fingerprint(self.params, self.config)
         self._scorer: Scorer | None = None
         if self.calibration is not None:
             self.calibration.check(encoder=self.encoder.fingerprint.short, weights=self.weights)
@@ -249,8 +255,8 @@ class Guard:
             params = unflatten(load_file(folder / "weights.safetensors"), config.model)
         except (OSError, SafetensorError, ParamsError) as error:
             raise GuardError(f"guard bundle {folder}: weights.safetensors cannot be read ({error})") from error
-        if weights_hash(params) != description["weights"]:
-            raise GuardError(f"guard bundle {folder}: weights.safetensors is not the file that guard.json describes")
+        if _fingerprint(params, config) != description["weights"]:
+            raise GuardError(f"guard bundle {folder}: weights.safetensors and guard.json do not belong together")
         calibration = None
         if (folder / "calibration.json").exists():
             try:
@@ -362,7 +368,8 @@ class Session:
                 commit needs a check of its own).
 
         Raises:
-            GuardError: the call was not checked since the last commit, or its check failed to score.
+            GuardError: the call was not checked since the last commit, or its check failed to score (an
+                observing session logs that and goes on).
         """
         with self._lock:
             key = self._steps if call_id is None else call_id
@@ -371,9 +378,14 @@ class Session:
             checked = self._pending.get(key)
             if checked is None:
                 raise GuardError(f"call id {key!r}: was not checked since the last commit; check it first")
-            if checked.state is None or checked.evidence is None:
+            if checked.state is not None and checked.evidence is not None:
+                self._state, self._evidence = checked.state, checked.evidence
+            elif self._mode is Mode.FAIL_CLOSED:
                 raise GuardError(f"call id {key!r}: could not be scored ({checked.verdict.error}); check it again")
-            self._state, self._evidence = checked.state, checked.evidence
+            else:  # the host runs the call whatever the guard says: go on without having seen it
+                logger.warning(
+                    "call id %r ran unscored (%s): later verdicts do not know of it", key, checked.verdict.error
+                )
             self._steps += 1
             self._committed[key] = dataclasses.replace(checked, state=None, evidence=None)
             self._pending.clear()

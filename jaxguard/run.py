@@ -19,7 +19,7 @@ import numpy as np
 
 import jaxguard
 from jaxguard.baselines import logistic, rules
-from jaxguard.config import Config, DecisionConfig, dump_config, load_config
+from jaxguard.config import Config, ConfigError, DecisionConfig, dump_config, load_config
 from jaxguard.decision.calibration import Calibration, calibrate
 from jaxguard.decision.conformal import Threshold, conformal_threshold
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
@@ -202,6 +202,10 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
         "seed": config.train.seed,
     }
     guard = Guard(config, params, load_encoder(config.encoder), provenance=provenance)
+    if (folder / "guard").exists():
+        earlier = Guard.load(folder / "guard", guard.encoder)
+        if earlier.weights == guard.weights:
+            return earlier  # nothing was left to train: keep its thresholds
     guard.save(folder / "guard")
     return guard
 
@@ -215,15 +219,22 @@ def all_risks(
     return flat[:, 0], flat[:, 1], np.array([len(t) for t in trajectories], np.int64)
 
 
-def calibrate_run(folder: Path) -> Guard:
+def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
     """Fits the fusion on the validation part, sets thresholds on the calibration part, rewrites ``guard/``.
 
+    Args:
+        folder: A trained run.
+        overrides: ``decision.key=value`` settings to use in place of the run's own.
+
     Raises:
+        ConfigError: an override is not one of ``decision``.
         JaxguardError: too few safe calibration trajectories for a level (the message says how many it needs).
     """
     run = open_run(folder)
-    config, guard = run.config, Guard.load(folder / "guard")
-    decision = config.decision
+    guard = Guard.load(folder / "guard")
+    if other := [o for o in overrides if not o.startswith("decision.")]:
+        raise ConfigError(f"override {other[0]!r}: expected decision.* here; other settings need another training")
+    decision = load_config(folder / "config.yaml", overrides).decision
     fusion = FusionParams(beta=decision.beta, window=decision.window)
     fitted: dict[str, Any] = {"fitted": False}
     if decision.fit_fusion and run.splits["validation"]:

@@ -140,7 +140,8 @@ def test_save_and_load(calibrated: Guard, tmp_path: Path) -> None:
     assert loaded.config == calibrated.config
     assert loaded.calibration == calibrated.calibration
     assert loaded.provenance == calibrated.provenance
-    assert loaded.weights == calibrated.weights == weights_hash(loaded.params)
+    assert loaded.weights == calibrated.weights
+    assert weights_hash(loaded.params) == weights_hash(calibrated.params)
     assert flatten(loaded.params).keys() == flatten(calibrated.params).keys()
     for mine, theirs in zip(loaded.score(TRAJECTORIES), calibrated.score(TRAJECTORIES), strict=True):
         for a, b in zip(arrays(mine), arrays(theirs), strict=True):
@@ -208,7 +209,7 @@ BIAS = "prior.out.bias"
         (cut("weights.safetensors"), "weights.safetensors cannot be read"),
         (
             reweigh(lambda w: w[BIAS].__setitem__(0, 7.0)),
-            "weights.safetensors is not the file that guard.json describes",
+            "weights.safetensors and guard.json do not belong together",
         ),
         (
             reweigh(lambda w: w[BIAS].__setitem__(0, np.nan)),
@@ -245,3 +246,13 @@ def test_load_makes_the_encoder_that_the_configuration_names(
     monkeypatch.setattr("jaxguard.guard.load_encoder", lambda settings: asked.append(settings) or FakeEncoder())
     assert Guard.load(tmp_path / "guard").encoder.dim == DIM
     assert asked == [CONFIG.encoder]
+
+
+def test_thresholds_are_bound_to_how_the_weights_are_used(calibrated: Guard) -> None:
+    scaled = dataclasses.replace(
+        calibrated.config, model=dataclasses.replace(calibrated.config.model, adapter_scale=1.0)
+    )
+    thinking = dataclasses.replace(calibrated.config, data=dataclasses.replace(calibrated.config.data, thought=True))
+    for config in (scaled, thinking):
+        with pytest.raises(JaxguardError, match="weights fingerprint is"):
+            dataclasses.replace(calibrated, config=config)

@@ -243,15 +243,27 @@ def test_metadata_selects_the_thresholds(guard: Guard) -> None:
 
 def test_thoughts_count_only_for_guards_that_read_them() -> None:
     calibrated = calibrated_guard()
-    reading = Guard(
-        dataclasses.replace(CONFIG, data=DataConfig(thought=True)),
-        calibrated.params,
-        FakeEncoder(),
-        calibrated.calibration,
-    )
+    bare = Guard(dataclasses.replace(CONFIG, data=DataConfig(thought=True)), calibrated.params, FakeEncoder())
+    assert calibrated.calibration is not None
+    reading = bare.calibrated(dataclasses.replace(calibrated.calibration, weights=bare.weights))
     for guard, differs in ((calibrated, False), (reading, True)):
         verdicts = [guard.session("task").check("", "read", {}, thought=thought) for thought in ("", "I want it")]
         assert (verdicts[0].hazard != verdicts[1].hazard) == differs
+
+
+def test_an_observing_session_goes_on_past_a_call_it_could_not_score(caplog: pytest.LogCaptureFixture) -> None:
+    guard = calibrated_guard()
+    session = guard.session("task", mode=Mode.OBSERVE)
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    verdict = session.check("", "read", {"nested": deep}, call_id="1")
+    assert verdict.error
+    assert verdict.allowed
+    session.commit("1")
+    assert session.steps == 1
+    assert "ran unscored" in caplog.text
+    assert not session.check("", "read", {}, call_id="2").error
 
 
 def test_sessions_and_threads_do_not_disturb_each_other(guard: Guard) -> None:

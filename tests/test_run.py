@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from small_run import SmallRun, done, lines, native, refused
 
-from jaxguard.config import load_config
+from jaxguard.config import ConfigError, load_config
 from jaxguard.decision.conformal import needed
 from jaxguard.guard import Guard
-from jaxguard.run import PARTS, RunError, evaluate_run, load_trajectories, open_run
+from jaxguard.run import PARTS, RunError, calibrate_run, evaluate_run, load_trajectories, open_run, train
 
 pytestmark = pytest.mark.usefixtures("toy_size")
 
@@ -327,3 +327,23 @@ def test_rivals_see_whole_trajectories(small_run: SmallRun, tmp_path: Path) -> N
     lengths = [len(t) for t in run.part("test")]
     assert cut.episodes("test").lengths.tolist() == [2] * len(lengths)
     assert cut.episodes("test", whole=True).lengths.tolist() == lengths
+
+
+def test_calibrating_at_another_level_needs_no_training(small_run: SmallRun, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(small_run.run, folder)
+    before = Guard.load(folder / "guard")
+    guard = calibrate_run(folder, ["decision.alpha_hold=0.4", "decision.alpha_block=0.35"])
+    assert guard.weights == before.weights
+    assert guard.calibration is not None
+    assert (guard.calibration.hold.alpha, guard.calibration.block.alpha) == (0.4, 0.35)
+    with pytest.raises(ConfigError, match=r"stage1\.steps=9.*decision"):
+        calibrate_run(folder, ["stage1.steps=9"])
+
+
+def test_training_a_finished_run_keeps_its_thresholds(small_run: SmallRun, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(small_run.run, folder)
+    guard = train(load_config(folder / "config.yaml"), folder, progress=False)
+    assert guard.calibration is not None
+    assert guard.calibration == Guard.load(small_run.guard).calibration

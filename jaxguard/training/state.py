@@ -95,7 +95,7 @@ def make_step(config: Config, stage: int) -> tuple[optax.GradientTransformation,
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(base, state.step)
         (value, means), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         new = (optax.apply_updates(state.params, updates), opt_state)
