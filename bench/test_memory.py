@@ -18,11 +18,14 @@ from jaxguard.guard import Guard
 from jaxguard.traces.convert import convert
 from jaxguard.world_model.params import init_params
 
+# VmHWM and not ru_maxrss: the latter still knows the process that this one was forked from.
 PEAK = """
-import resource, sys
+import sys
+from pathlib import Path
 from jaxguard.cli import main
 status = main(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+line = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmHWM"))
+print(line.split()[1], file=sys.stderr)
 sys.exit(status)
 """
 

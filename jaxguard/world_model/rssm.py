@@ -255,7 +255,9 @@ def observe_step(
     Returns:
         ``h_{t+1}`` ``[B, D]``, and of step t the posterior's logits ``[B, S, C]`` and the latent.
     """
-    logits = posterior_logits(w, config, h, x.post_o)
+    # One product with h in place of two: the step is bound by small matrix products.
+    from_h = h @ jnp.concatenate([w.post_h, w.core_h], axis=1)
+    logits = _logits(from_h[..., : config.hidden] + x.post_o, w.post_norm, w.post_out, w.post_bias, config)
     if gumbel is None:
         z = latents.mode(logits)
     else:
@@ -275,7 +277,7 @@ def observe_step(
     inverse = jax.lax.rsqrt((z_dev + x.a_dev + between) / size + EPSILON)
     products = latents.product(z, w.core_z) + x.core_a
     inputs = inverse[..., None] * (products - mean[..., None] * w.core_mean) + w.core_bias
-    return gru(h, inputs, h @ w.core_h + w.core_h_bias), (logits, z)
+    return gru(h, inputs, from_h[..., config.hidden :] + w.core_h_bias), (logits, z)
 
 
 def read_risk(w: StepWeights, h: jax.Array, zhat: jax.Array, heads_a: jax.Array, heads_e: jax.Array) -> jax.Array:

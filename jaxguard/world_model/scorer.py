@@ -30,10 +30,10 @@ from jaxguard.world_model.rssm import (
     step_weights,
 )
 
-LANES = 64
+LANES = 128
 CHUNK = 16
-# Distinct instructions per call: one per lane and three starts more; a lane that would exceed it waits.
-INSTRUCTIONS = 4 * LANES
+# Distinct instructions per call: one per lane and two starts more; a lane that would exceed it waits.
+INSTRUCTIONS = 3 * LANES
 
 Gather = Callable[[np.ndarray], np.ndarray]
 
