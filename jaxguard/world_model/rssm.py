@@ -230,11 +230,6 @@ def _logits(x: jax.Array, norm: Norm, kernel: jax.Array, bias: jax.Array, config
     return out.reshape(*out.shape[:-1], config.stoch, config.classes)
 
 
-def posterior_logits(w: StepWeights, config: ModelConfig, h: jax.Array, post_o: jax.Array) -> jax.Array:
-    """Logits of ``q(z | h, o)``: ``[..., D]`` and ``[..., H]`` -> ``[..., S, C]``."""
-    return _logits(h @ w.post_h + post_o, w.post_norm, w.post_out, w.post_bias, config)
-
-
 def prior_logits(w: StepWeights, config: ModelConfig, h: jax.Array) -> jax.Array:
     """Logits of ``p(z | h)``: ``[..., D] -> [..., S, C]``."""
     return _logits(h @ w.prior_h + w.prior_bias, w.prior_norm, w.prior_out, w.prior_out_bias, config)
