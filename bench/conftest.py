@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,6 +37,25 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 def percentiles(seconds: list[float]) -> dict[str, float]:
     """Microseconds at the usual percentiles."""
     return {f"p{q:g}_us": round(float(np.percentile(seconds, q)) * 1e6, 1) for q in (50, 90, 99, 99.9)}
+
+
+def _pin(cores: set[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # a thread that ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+@pytest.fixture
+def one_core() -> Iterator[str]:
+    """Keeps every thread of the process, XLA's included, on one core; says what holds where that cannot be done."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield "not pinned"
+        return
+    before = os.sched_getaffinity(0)
+    jax.devices()  # sizes XLA's thread pool for the tests that follow: before the process is on one core
+    _pin({max(before)})
+    yield "one core"
+    _pin(before)
 
 
 LINES: list[str] = []

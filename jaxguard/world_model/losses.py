@@ -73,7 +73,7 @@ def world_model_losses(
     """
     scan_key, prior_key = jax.random.split(key)
     w = step_weights(model, config)
-    x = encode_steps(w, batch.obs, batch.act)
+    x = encode_steps(w, config, batch.obs, batch.act)
     h0 = encode_instruction(w, batch.ins).h0
     rollout = observe(w, config, h0, x, scan_key)
     h_next = rollout.h[:, 1:-1]  # h_1 .. h_T; the scan ran one step further for the posterior of o_T
@@ -111,7 +111,7 @@ def risk_logits(model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array |
     """Hazard and prefix logits ``[B, T, 2]``; ``key`` samples the latents, ``None`` takes their mode."""
     scan_key, prior_key = (None, None) if key is None else jax.random.split(key)
     w = step_weights(model, config)
-    x = encode_steps(w, batch.obs[:, :-1], batch.act[:, :-1])
+    x = encode_steps(w, config, batch.obs[:, :-1], batch.act[:, :-1])
     instruction = encode_instruction(w, batch.ins)
     h_next = observe(w, config, instruction.h0, x, scan_key).h[:, 1:]
     logits = prior_logits(w, config, h_next)
@@ -119,7 +119,7 @@ def risk_logits(model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array |
         zhat = latents.mode(logits)
     else:
         zhat = latents.sample(latents.noise(prior_key, logits.shape), latents.log_probs(logits, config.unimix))
-    return read_risk(w, h_next, zhat, x.heads_a, instruction.heads_e[:, None])
+    return read_risk(w, config, h_next, zhat, x.heads_a, instruction.heads_e[:, None])
 
 
 def risk_losses(model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array | None) -> Terms:

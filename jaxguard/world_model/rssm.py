@@ -12,7 +12,8 @@ Equations (paper, eq. 3; indices of the design)::
 :func:`observe_step` is the only place where the recurrence is defined, :func:`read_risk` the only one where
 risk is read off a state: training scans them, live sessions jit them, archives batch them. Both work on
 :class:`StepWeights`, the parameters in the form a step consumes: the core's LayerNorm is folded into its
-input product and the two heads are fused. That form is differentiable, so training uses it as well.
+input product, the two heads are fused, and products with the same factor are one. That form is
+differentiable, so training uses it as well.
 """
 
 from __future__ import annotations
@@ -81,29 +82,24 @@ class StepWeights(NamedTuple):
     init_bias: jax.Array  # [D]
     post_o: jax.Array  # [H, H]
     post_o_bias: jax.Array  # [H]
-    post_h: jax.Array  # [D, H]
     post_norm: Norm  # [H]
     post_out: jax.Array  # [H, S*C]
     post_bias: jax.Array  # [S*C]
-    core_a: jax.Array  # [H, 3D], scaled by the core's LayerNorm
+    from_h: jax.Array  # [D, H + 3D], h_t's part of: posterior, core
+    from_a: jax.Array  # [H, 3D + 2H], a_t's part of: core (scaled by its LayerNorm), heads
     core_z: jax.Array  # [S*C, 3D], scaled by the core's LayerNorm
     core_mean: jax.Array  # [3D], what one unit of the input's mean adds
     core_bias: jax.Array  # [3D]
-    core_h: jax.Array  # [D, 3D]
     core_h_bias: jax.Array  # [3D]
-    prior_h: jax.Array  # [D, H]
+    read_h: jax.Array  # [D, H + A + 2H], h_{t+1}'s part of: prior, adapter, heads (hazard, then prefix)
+    read_z: jax.Array  # [S*C, A + 2H], zhat_{t+1}'s part of: adapter, heads
     prior_bias: jax.Array  # [H]
     prior_norm: Norm  # [H]
     prior_out: jax.Array  # [H, S*C]
     prior_out_bias: jax.Array  # [S*C]
-    adapter_h: jax.Array  # [D, A]
-    adapter_z: jax.Array  # [S*C, A]
     adapter_bias: jax.Array  # [A]
     adapter_norm: Norm  # [A]
     adapter_heads: jax.Array  # [A, 2H], the adapter's output layer times the heads' first layer
-    heads_h: jax.Array  # [D, 2H], hazard then prefix
-    heads_z: jax.Array  # [S*C, 2H]
-    heads_a: jax.Array  # [H, 2H]
     heads_e: jax.Array  # [H, 2H]
     heads_bias: jax.Array  # [2H]
     heads_norm: Norm  # [2, H]
@@ -135,6 +131,7 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
     post, prior, adapter = model.posterior, model.prior, model.adapter
     kernel = model.core.inputs.kernel[...]
     scaled = value(model.core.norm.scale)[:, None] * kernel
+    adapter_kernel = adapter.block.linear.kernel[...]
     heads_kernel, heads_bias = _fused_heads(model)
     scale = config.adapter_scale
     return StepWeights(
@@ -146,29 +143,24 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
         init_bias=_bias(model.init.out),
         post_o=post.block.linear.kernel[...][deter:],
         post_o_bias=_bias(post.block.linear),
-        post_h=post.block.linear.kernel[...][:deter],
         post_norm=_norm(post.block.norm),
         post_out=post.out.kernel[...],
         post_bias=_bias(post.out),
-        core_a=scaled[flat:],
+        from_h=_beside(post.block.linear.kernel[...][:deter], model.core.recurrent.kernel[...]),
+        from_a=_beside(scaled[flat:], heads_kernel[feat : feat + config.hidden]),
         core_z=scaled[:flat],
         core_mean=scaled.sum(axis=0),
         core_bias=value(model.core.norm.bias) @ kernel + _bias(model.core.inputs),
-        core_h=model.core.recurrent.kernel[...],
         core_h_bias=_bias(model.core.recurrent),
-        prior_h=prior.block.linear.kernel[...],
+        read_h=_beside(prior.block.linear.kernel[...], adapter_kernel[:deter], heads_kernel[:deter]),
+        read_z=_beside(adapter_kernel[deter:], heads_kernel[deter:feat]),
         prior_bias=_bias(prior.block.linear),
         prior_norm=_norm(prior.block.norm),
         prior_out=prior.out.kernel[...],
         prior_out_bias=_bias(prior.out),
-        adapter_h=adapter.block.linear.kernel[...][:deter],
-        adapter_z=adapter.block.linear.kernel[...][deter:],
         adapter_bias=_bias(adapter.block.linear),
         adapter_norm=_norm(adapter.block.norm),
         adapter_heads=scale * (adapter.out.kernel[...] @ heads_kernel[:feat]),
-        heads_h=heads_kernel[:deter],
-        heads_z=heads_kernel[deter:feat],
-        heads_a=heads_kernel[feat : feat + config.hidden],
         heads_e=heads_kernel[feat + config.hidden :],
         heads_bias=heads_bias + scale * (_bias(adapter.out) @ heads_kernel[:feat]),
         heads_norm=Norm(
@@ -183,10 +175,12 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
 def _fused_heads(model: RSSM) -> tuple[jax.Array, jax.Array]:
     """First layers of both heads side by side: ``[feat + 2H, 2H]`` and ``[2H]``."""
     hazard, prefix = model.hazard_head.block.linear, model.prefix_head.block.linear
-    return (
-        jnp.concatenate([hazard.kernel[...], prefix.kernel[...]], axis=1),
-        jnp.concatenate([_bias(hazard), _bias(prefix)]),
-    )
+    return _beside(hazard.kernel[...], prefix.kernel[...]), jnp.concatenate([_bias(hazard), _bias(prefix)])
+
+
+def _beside(*kernels: jax.Array) -> jax.Array:
+    """Kernels ``[N, ...]`` of one factor as one: small products bound a step, and one is faster than several."""
+    return jnp.concatenate(kernels, axis=1)
 
 
 def _norm(norm: nnx.LayerNorm) -> Norm:
@@ -201,22 +195,38 @@ def _bias(linear: nnx.Linear) -> jax.Array:
     return value(linear.bias)
 
 
-def encode_steps(w: StepWeights, obs: jax.Array, act: jax.Array) -> StepInputs:
-    """Encodes observations and actions, ``[..., E]`` each, outside of the recurrence.
+def encode_observations(w: StepWeights, obs: jax.Array) -> jax.Array:
+    """What a step reads of observations ``[..., E]``: their part of the posterior's first layer, ``[..., H]``."""
+    return w.obs(obs) @ w.post_o + w.post_o_bias
+
+
+def encode_actions(w: StepWeights, act: jax.Array) -> jax.Array:
+    """What a step reads of actions ``[..., E]``: ``[..., 3D + 2H + 2]``, taken apart by :func:`step_inputs`."""
+    a = w.act(act)
+    total = a.sum(axis=-1, keepdims=True)
+    deviation = a - a.mean(axis=-1, keepdims=True)
+    return jnp.concatenate([a @ w.from_a, total, (deviation * deviation).sum(axis=-1, keepdims=True)], axis=-1)
+
+
+def step_inputs(config: ModelConfig, observations: jax.Array, actions: jax.Array) -> StepInputs:
+    """Puts :func:`encode_observations` and :func:`encode_actions` of the same steps together.
 
     A vector that is not finite makes the state NaN from its step on. Of an action it does so by itself; that of an
     observation would be lost in the latent's mode, where the largest of NaNs is a class like any other.
     """
-    a = w.act(act)
-    deviation = a - a.mean(axis=-1, keepdims=True)
-    post_o = w.obs(obs) @ w.post_o + w.post_o_bias
+    core = actions[..., : 3 * config.deter]
     return StepInputs(
-        post_o=post_o,
-        core_a=jnp.where(jnp.isfinite(post_o).all(axis=-1, keepdims=True), a @ w.core_a, jnp.nan),
-        a_sum=a.sum(axis=-1),
-        a_dev=(deviation * deviation).sum(axis=-1),
-        heads_a=a @ w.heads_a,
+        post_o=observations,
+        core_a=jnp.where(jnp.isfinite(observations).all(axis=-1, keepdims=True), core, jnp.nan),
+        a_sum=actions[..., -2],
+        a_dev=actions[..., -1],
+        heads_a=actions[..., 3 * config.deter : -2],
     )
+
+
+def encode_steps(w: StepWeights, config: ModelConfig, obs: jax.Array, act: jax.Array) -> StepInputs:
+    """Encodes observations and actions, ``[..., E]`` each, outside of the recurrence."""
+    return step_inputs(config, encode_observations(w, obs), encode_actions(w, act))
 
 
 def encode_instruction(w: StepWeights, ins: jax.Array) -> Instruction:
@@ -226,13 +236,17 @@ def encode_instruction(w: StepWeights, ins: jax.Array) -> Instruction:
 
 
 def _logits(x: jax.Array, norm: Norm, kernel: jax.Array, bias: jax.Array, config: ModelConfig) -> jax.Array:
-    out = jax.nn.silu(normalise(x, norm.scale, norm.bias)) @ kernel + bias
+    out = jax.nn.silu(normalise(x, *norm)) @ kernel + bias
     return out.reshape(*out.shape[:-1], config.stoch, config.classes)
 
 
 def prior_logits(w: StepWeights, config: ModelConfig, h: jax.Array) -> jax.Array:
     """Logits of ``p(z | h)``: ``[..., D] -> [..., S, C]``."""
-    return _logits(h @ w.prior_h + w.prior_bias, w.prior_norm, w.prior_out, w.prior_out_bias, config)
+    return _prior(w, config, h @ w.read_h[:, : config.hidden])
+
+
+def _prior(w: StepWeights, config: ModelConfig, from_h: jax.Array) -> jax.Array:
+    return _logits(from_h + w.prior_bias, w.prior_norm, w.prior_out, w.prior_out_bias, config)
 
 
 def observe_step(
@@ -250,8 +264,7 @@ def observe_step(
     Returns:
         ``h_{t+1}`` ``[B, D]``, and of step t the posterior's logits ``[B, S, C]`` and the latent.
     """
-    # One product with h in place of two: the step is bound by small matrix products.
-    from_h = h @ jnp.concatenate([w.post_h, w.core_h], axis=1)
+    from_h = h @ w.from_h
     logits = _logits(from_h[..., : config.hidden] + x.post_o, w.post_norm, w.post_out, w.post_bias, config)
     if gumbel is None:
         z = latents.mode(logits)
@@ -275,11 +288,14 @@ def observe_step(
     return gru(h, inputs, from_h[..., config.hidden :] + w.core_h_bias), (logits, z)
 
 
-def read_risk(w: StepWeights, h: jax.Array, zhat: jax.Array, heads_a: jax.Array, heads_e: jax.Array) -> jax.Array:
+def read_risk(
+    w: StepWeights, config: ModelConfig, h: jax.Array, zhat: jax.Array, heads_a: jax.Array, heads_e: jax.Array
+) -> jax.Array:
     """Hazard and prefix logits of the predicted successor state.
 
     Args:
         w: From :func:`step_weights`.
+        config: Sizes (static).
         h: ``h_{t+1}`` ``[..., D]``.
         zhat: Latent of the prior there, one-hot ``[..., S, C]`` or indices ``[..., S]``.
         heads_a: From :func:`encode_steps`, ``[..., 2H]``.
@@ -288,19 +304,23 @@ def read_risk(w: StepWeights, h: jax.Array, zhat: jax.Array, heads_a: jax.Array,
     Returns:
         ``[..., 2]``: hazard logit, prefix logit.
     """
-    inner = h @ w.adapter_h + latents.product(zhat, w.adapter_z) + w.adapter_bias
-    adapter = jax.nn.silu(normalise(inner, w.adapter_norm.scale, w.adapter_norm.bias))
-    x = h @ w.heads_h + latents.product(zhat, w.heads_z) + adapter @ w.adapter_heads
-    x = x + heads_a + heads_e + w.heads_bias
+    return _risk(w, config, h @ w.read_h[:, config.hidden :], zhat, heads_a + heads_e)
+
+
+def _risk(w: StepWeights, config: ModelConfig, from_h: jax.Array, zhat: jax.Array, given: jax.Array) -> jax.Array:
+    state = from_h + latents.product(zhat, w.read_z)
+    adapter = jax.nn.silu(normalise(state[..., : config.adapter_dim] + w.adapter_bias, *w.adapter_norm))
+    x = state[..., config.adapter_dim :] + adapter @ w.adapter_heads + given + w.heads_bias
     x = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
-    x = jax.nn.silu(normalise(x, w.heads_norm.scale, w.heads_norm.bias))
+    x = jax.nn.silu(normalise(x, *w.heads_norm))
     return (x * w.heads_out).sum(axis=-1) + w.heads_out_bias
 
 
 def read_mode(w: StepWeights, config: ModelConfig, h: jax.Array, heads_a: jax.Array, heads_e: jax.Array) -> jax.Array:
     """Risks ``[..., 2]`` (hazard, prefix) at ``h_{t+1}`` ``[..., D]`` with the mode of the prior: how scoring reads."""
-    zhat = latents.mode(prior_logits(w, config, h))
-    return jax.nn.sigmoid(read_risk(w, h, zhat, heads_a, heads_e))
+    from_h = h @ w.read_h
+    zhat = latents.mode(_prior(w, config, from_h[..., : config.hidden]))
+    return jax.nn.sigmoid(_risk(w, config, from_h[..., config.hidden :], zhat, heads_a + heads_e))
 
 
 def score_step(

@@ -76,7 +76,7 @@ class Scorer:
         @jax.jit
         def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
             w = constants()
-            h, risks = score_step(w, config, state.h, encode_steps(w, x[:1], x[1:]), state.heads_e)
+            h, risks = score_step(w, config, state.h, encode_steps(w, config, x[:1], x[1:]), state.heads_e)
             return LiveState(h, state.heads_e), risks[0]
 
         @jax.jit
@@ -85,16 +85,15 @@ class Scorer:
         ) -> tuple[jax.Array, jax.Array]:
             w = constants()
             instruction = encode_instruction(w, ins)
-            x = encode_steps(w, obs, act)
+            x = encode_steps(w, config, obs, act)
 
             def body(h: jax.Array, inputs: tuple[StepInputs, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 step, index, first = inputs
                 h, _ = observe_step(w, config, jnp.where(first[:, None], instruction.h0[index], h), step)
                 return h, h
 
-            over_time = jax.tree.map(lambda v: jnp.moveaxis(v, 1, 0), (x, which, is_first))
-            last, hs = jax.lax.scan(body, h, over_time)
-            return last, read_mode(w, config, jnp.moveaxis(hs, 0, 1), x.heads_a, instruction.heads_e[which])
+            last, hs = jax.lax.scan(body, h, (x, which, is_first))
+            return last, read_mode(w, config, hs, x.heads_a, instruction.heads_e[which])
 
         def constants() -> StepWeights:
             return jax.tree.map(jnp.asarray, weights)
@@ -175,11 +174,11 @@ class _Piece(NamedTuple):
 
 
 class _Block(NamedTuple):
-    obs: np.ndarray  # [LANES, CHUNK] row ids
-    act: np.ndarray  # [LANES, CHUNK]
+    obs: np.ndarray  # [CHUNK, LANES] row ids
+    act: np.ndarray  # [CHUNK, LANES]
     instructions: list[int]  # row ids
-    which: np.ndarray  # [LANES, CHUNK] index into instructions
-    is_first: np.ndarray  # [LANES, CHUNK] bool
+    which: np.ndarray  # [CHUNK, LANES] index into instructions
+    is_first: np.ndarray  # [CHUNK, LANES] bool
     pieces: list[_Piece]
 
 
@@ -205,8 +204,8 @@ class _Packer:
 
     def next_block(self) -> _Block | None:
         """The next steps of all lanes; None when nothing is left."""
-        obs, act, which = (np.zeros((LANES, CHUNK), np.int64) for _ in range(3))
-        is_first = np.zeros((LANES, CHUNK), bool)
+        obs, act, which = (np.zeros((CHUNK, LANES), np.int64) for _ in range(3))
+        is_first = np.zeros((CHUNK, LANES), bool)
         instructions: list[int] = []
         pieces: list[_Piece] = []
         for lane in range(LANES):
@@ -217,10 +216,10 @@ class _Packer:
                     break
                 size = min(CHUNK - at, len(run.sequence.act) - run.packed)
                 part = slice(run.packed, run.packed + size)
-                obs[lane, at : at + size] = run.sequence.obs[part]
-                act[lane, at : at + size] = run.sequence.act[part]
-                which[lane, at : at + size] = len(instructions)
-                is_first[lane, at] = run.packed == 0
+                obs[at : at + size, lane] = run.sequence.obs[part]
+                act[at : at + size, lane] = run.sequence.act[part]
+                which[at : at + size, lane] = len(instructions)
+                is_first[at, lane] = run.packed == 0
                 instructions.append(run.sequence.ins)
                 pieces.append(_Piece(run, lane, at, size))
                 run.packed += size
@@ -229,9 +228,9 @@ class _Packer:
         return _Block(obs, act, instructions, which, is_first, pieces) if pieces else None
 
     def collect(self, pieces: list[_Piece], risks: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Stores a block's risks ``[LANES, CHUNK, 2]`` and yields the trajectories it completed."""
+        """Stores a block's risks ``[CHUNK, LANES, 2]`` and yields the trajectories it completed."""
         for run, lane, start, size in pieces:
-            run.risks[run.collected : run.collected + size] = risks[lane, start : start + size]
+            run.risks[run.collected : run.collected + size] = risks[start : start + size, lane]
             run.collected += size
             if run.collected == len(run.risks):
                 yield run.position, run.risks

@@ -130,7 +130,7 @@ def test_stage1_terms_by_hand(tiny: ModelConfig, params: Params, stage1: Any) ->
     batch = make_batch(tiny)
     (_, (_, terms, extra)), _ = stage1(params, batch)
     model = build(tiny, params)
-    w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), batch.obs, batch.act)
+    w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), tiny, batch.obs, batch.act)
     h = encode_instruction(step_weights(model, tiny), batch.ins).h0
 
     @jax.jit

@@ -109,11 +109,11 @@ def rollout(tiny: ModelConfig, params: Params) -> Any:
     @jax.jit
     def run(obs: jax.Array, act: jax.Array, ins: jax.Array, h0: jax.Array | None = None) -> tuple:
         model = build(tiny, params)
-        w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), obs, act)
+        w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), tiny, obs, act)
         instruction = encode_instruction(step_weights(model, tiny), ins)
         h = observe(w, tiny, instruction.h0 if h0 is None else h0, x, None).h
         zhat = latents.mode(prior_logits(w, tiny, h[:, 1:]))
-        return h, read_risk(w, h[:, 1:], zhat, x.heads_a, instruction.heads_e[:, None])
+        return h, read_risk(w, tiny, h[:, 1:], zhat, x.heads_a, instruction.heads_e[:, None])
 
     return run
 
@@ -134,7 +134,7 @@ def test_rollout_and_risks_equal_the_reference(tiny: ModelConfig, model: RSSM, d
 def test_observe_step_posterior_and_latent_equal_the_reference(tiny: ModelConfig, model: RSSM, data: tuple) -> None:
     obs, act, _ = data
     h = vectors(B, tiny.deter)
-    x = encode_steps(step_weights(model, tiny), obs[:, 0], act[:, 0])
+    x = encode_steps(step_weights(model, tiny), tiny, obs[:, 0], act[:, 0])
     _, (logits, z) = observe_step(step_weights(model, tiny), tiny, jnp.asarray(h), x)
     expected = Reference(model, tiny).posterior(h, obs[:, 0])
     np.testing.assert_allclose(np.asarray(logits).reshape(B, -1), expected, atol=1e-5)
@@ -144,7 +144,7 @@ def test_observe_step_posterior_and_latent_equal_the_reference(tiny: ModelConfig
 def test_sampled_step_normalises_the_latent_it_drew(tiny: ModelConfig, model: RSSM, data: tuple) -> None:
     obs, act, _ = data
     h = vectors(B, tiny.deter)
-    x = encode_steps(step_weights(model, tiny), obs[:, 0], act[:, 0])
+    x = encode_steps(step_weights(model, tiny), tiny, obs[:, 0], act[:, 0])
     h_next, (_, z) = observe_step(
         step_weights(model, tiny),
         tiny,
@@ -160,7 +160,7 @@ def test_core_equals_torch_gru_cell(tiny: ModelConfig, model: RSSM, data: tuple)
     torch = pytest.importorskip("torch")
     obs, act, _ = data
     h = vectors(B, tiny.deter)
-    x = encode_steps(step_weights(model, tiny), obs[:, 0], act[:, 0])
+    x = encode_steps(step_weights(model, tiny), tiny, obs[:, 0], act[:, 0])
     h_next, (_, z) = observe_step(step_weights(model, tiny), tiny, jnp.asarray(h), x)
     size = tiny.stoch * tiny.classes + tiny.hidden
     norm, cell = torch.nn.LayerNorm(size), torch.nn.GRUCell(size, tiny.deter)
@@ -187,9 +187,9 @@ def test_gradients_through_step_weights_equal_those_of_the_plain_form(
 
     def fused(params: Params) -> jax.Array:
         model = build(tiny, params)
-        w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), obs, act)
+        w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), tiny, obs, act)
         instruction = encode_instruction(step_weights(model, tiny), ins)
-        return read_risk(w, instruction.h0, z, x.heads_a, instruction.heads_e).sum()
+        return read_risk(w, tiny, instruction.h0, z, x.heads_a, instruction.heads_e).sum()
 
     def plain(params: Params) -> jax.Array:
         model = build(tiny, params)
@@ -208,7 +208,7 @@ def test_gradients_through_step_weights_equal_those_of_the_plain_form(
 def test_scan_equals_a_python_loop(tiny: ModelConfig, model: RSSM, data: tuple, rollout: Any) -> None:
     obs, act, ins = data
     hs, _ = rollout(obs, act, ins)
-    w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), obs, act)
+    w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), tiny, obs, act)
     step = jax.jit(functools.partial(observe_step, w, tiny))
     h = encode_instruction(step_weights(model, tiny), ins).h0
     for t in range(T):
@@ -228,7 +228,7 @@ def test_scan_resumes_from_any_split_point(data: tuple, rollout: Any, split: int
 
 def test_scan_draws_what_a_loop_over_its_noise_draws(tiny: ModelConfig, model: RSSM, data: tuple) -> None:
     obs, act, ins = data
-    w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), obs, act)
+    w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), tiny, obs, act)
     h = encode_instruction(step_weights(model, tiny), ins).h0
     key = jax.random.key(9)
     scanned = jax.jit(functools.partial(observe, w, tiny))(h, x, key)
@@ -285,12 +285,12 @@ def test_constant_and_zero_vectors_are_finite_with_finite_gradients(
     @jax.value_and_grad
     def loss(params: Params, obs: jax.Array) -> jax.Array:
         model = build(tiny, params)
-        w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), obs, obs)
+        w, x = step_weights(model, tiny), encode_steps(step_weights(model, tiny), tiny, obs, obs)
         instruction = encode_instruction(step_weights(model, tiny), obs[:, 0])
         h = observe(w, tiny, instruction.h0, x, jax.random.key(0)).h[:, 1:]
         logits = prior_logits(w, tiny, h)
         zhat = latents.sample(latents.noise(jax.random.key(1), logits.shape), latents.log_probs(logits, tiny.unimix))
-        return (read_risk(w, h, zhat, x.heads_a, instruction.heads_e[:, None]) ** 2).sum()
+        return (read_risk(w, tiny, h, zhat, x.heads_a, instruction.heads_e[:, None]) ** 2).sum()
 
     for constant in (0.0, 1.0, -3.0):
         value, grads = loss(params, np.full((B, 2, tiny.embed_dim), constant, np.float32))
@@ -321,7 +321,7 @@ def scoring(tiny: ModelConfig, params: Params) -> Any:
     def run(obs: jax.Array, act: jax.Array, ins: jax.Array, h: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         model = build(tiny, params)
         instruction = encode_instruction(step_weights(model, tiny), ins)
-        x: StepInputs = encode_steps(step_weights(model, tiny), obs, act)
+        x: StepInputs = encode_steps(step_weights(model, tiny), tiny, obs, act)
         state = instruction.h0 if h is None else h
         return score_step(step_weights(model, tiny), tiny, state, x, instruction.heads_e)
 
