@@ -192,9 +192,13 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     assert calibration is not None  # calibrate_run sets it
     block, hold = calibration.band()
     for name, threshold, band in (("BLOCK", calibration.block, block), ("HOLD", calibration.hold, hold)):
+        raised = (
+            "" if threshold.raised_from is None else f" (raised from {threshold.raised_from:.4f}, which loses little)"
+        )
+        level = f"at most {band.high:.3f}" if raised else f"{band.low:.3f} to {band.high:.3f}"
         _say(
-            f"{name} above {threshold.value:.4f}: alpha {threshold.alpha:g} on {threshold.n:,} safe trajectories; the "
-            f"true false-alert level is {band.low:.3f} to {band.high:.3f} with {band.level:.0%} probability"
+            f"{name} above {threshold.value:.4f}{raised}: alpha {threshold.alpha:g} on {threshold.n:,} safe "
+            f"trajectories; the true false-alert level is {level} with {band.level:.0%} probability"
         )
     if calibration.group_key:
         _say(

@@ -144,12 +144,22 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
 }
 
 
+def _require_regularisation(config: Any, section: str) -> None:
+    _require(
+        config.schedule in ("constant", "cosine"), f"{section}.schedule", config.schedule, "'constant' or 'cosine'"
+    )
+    _require(0 <= config.input_dropout < 1, f"{section}.input_dropout", config.input_dropout, "a share in [0, 1)")
+    _require_at_least(config, section, 0, "weight_decay")
+
+
 @dataclass(frozen=True)
 class Stage1Config:
     """World-model pretraining (paper, eq. 4-6): loss scales, and the length of training.
 
     ``posterior_scale`` weighs the auxiliary prediction from the posterior feature beside the
-    prediction from the prior feature, which has weight 1.
+    prediction from the prior feature, which has weight 1. ``schedule`` is that of the learning rate:
+    ``"constant"``, or ``"cosine"`` down to zero over ``steps``. ``input_dropout`` is the share of embedding
+    entries set to zero in training, ``weight_decay`` that of AdamW.
     """
 
     steps: int = 2000
@@ -160,8 +170,12 @@ class Stage1Config:
     kl_scale: float = 0.03
     free_nats: float = 0.2
     clip_norm: float = 100.0
+    schedule: str = "constant"
+    input_dropout: float = 0.0
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        _require_regularisation(self, "stage1")
         _require_at_least(self, "stage1", 0, "steps")
         _require_at_least(self, "stage1", 1, "batch_size")
         _require_positive(self, "stage1", "learning_rate", "clip_norm")
@@ -173,7 +187,8 @@ class Stage2Config:
     """Risk-supervised training (paper, eq. 7-10).
 
     ``world_model_scale`` multiplies the learning rate of the world-model modules on the path to the
-    heads; the GRU core stays frozen. ``unlabelled_hazard`` says what an unsafe trajectory without a
+    heads; the GRU core stays frozen unless ``train_core`` puts it among them. ``positive_weight`` multiplies the
+    loss of positive targets. ``unlabelled_hazard`` says what an unsafe trajectory without a
     reliable first hazard step teaches: ``"skip"`` nothing, ``"last_step"`` that its last step is the hazard.
     """
 
@@ -185,8 +200,15 @@ class Stage2Config:
     rho: float = 2.0
     unlabelled_hazard: str = "skip"
     clip_norm: float = 100.0
+    schedule: str = "constant"
+    input_dropout: float = 0.0
+    weight_decay: float = 0.0
+    train_core: bool = False
+    positive_weight: float = 1.0
 
     def __post_init__(self) -> None:
+        _require_regularisation(self, "stage2")
+        _require_positive(self, "stage2", "positive_weight")
         _require_at_least(self, "stage2", 0, "steps", "horizon", "world_model_scale")
         _require_at_least(self, "stage2", 1, "batch_size")
         _require_positive(self, "stage2", "learning_rate", "rho", "clip_norm")
@@ -225,8 +247,9 @@ class DecisionConfig:
     """Evidence, fusion and thresholds (paper, eq. 11-14).
 
     ``alpha_hold`` and ``alpha_block`` are false-alert levels per safe trajectory. ``fit_fusion`` fits the
-    noisy-or weights on the validation split. ``mondrian`` names a metadata field whose groups get
-    thresholds of their own where they are large enough.
+    noisy-or weights on the validation split. Thresholds are raised above their conformal value where that loses at
+    most ``max_lost`` of the detections and early warnings on the validation split. ``mondrian`` names a metadata
+    field whose groups get thresholds of their own where they are large enough.
     """
 
     alpha_hold: float = 0.10
@@ -234,6 +257,7 @@ class DecisionConfig:
     beta: float = 0.7
     window: int = 3
     fit_fusion: bool = True
+    max_lost: float = 0.02
     mondrian: str | None = None
     paper_rule: bool = False
 
@@ -241,6 +265,7 @@ class DecisionConfig:
         for name in ("alpha_hold", "alpha_block"):
             _require(0 < getattr(self, name) < 1, f"decision.{name}", getattr(self, name), "a level in (0, 1)")
         _require(0 <= self.beta < 1, "decision.beta", self.beta, "a factor in [0, 1)")
+        _require(0 <= self.max_lost < 1, "decision.max_lost", self.max_lost, "a share in [0, 1)")
         _require(self.window >= 1, "decision.window", self.window, "1 or more steps")
 
 

@@ -24,6 +24,7 @@ from jaxguard.decision.calibration import Calibration, calibrate
 from jaxguard.decision.conformal import Threshold, conformal_threshold
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
 from jaxguard.decision.fusion import fit_fusion
+from jaxguard.decision.margin import floor
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate
 from jaxguard.evaluation.report import write_report
@@ -237,9 +238,9 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
     decision = load_config(folder / "config.yaml", overrides).decision
     fusion = FusionParams(beta=decision.beta, window=decision.window)
     fitted: dict[str, Any] = {"fitted": False}
-    if decision.fit_fusion and run.splits["validation"]:
-        labelled = [t for t in run.part("validation") if t.unsafe is not None]
-        hazard, prefix, lengths = all_risks(guard, labelled, run.store)
+    labelled = [t for t in run.part("validation") if t.unsafe is not None]
+    hazard, prefix, lengths = all_risks(guard, labelled, run.store)
+    if decision.fit_fusion and labelled:
         fit = fit_fusion(
             hazard,
             prefix,
@@ -253,9 +254,27 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
         fitted = {"fitted": fit.fitted, "auroc": fit.value if fit.fitted else None}
     safe = [t for t in run.part("calibration") if t.unsafe is False]
     calibration = set_thresholds(guard, safe, run.store, fusion, decision, {"fusion": fitted, "run": folder.name})
+    if not decision.paper_rule:
+        fused = evidence(hazard, prefix, lengths, fusion).fused
+        floors = [
+            _floor(threshold.value, values, lengths, labelled, decision.max_lost)
+            for threshold, values in ((calibration.block, hazard), (calibration.hold, fused))
+        ]
+        calibration = calibration.raised(*floors)
     guard = guard.calibrated(calibration)
     guard.save(folder / "guard")
     return guard
+
+
+def _floor(
+    value: float, risks: np.ndarray, lengths: np.ndarray, trajectories: Sequence[Trajectory], lost: float
+) -> float:
+    """What the risks of labelled trajectories let a threshold be raised to (:func:`jaxguard.decision.margin.floor`)."""
+    maxima, unsafe = trajectory_max(risks, lengths), np.array([bool(t.unsafe) for t in trajectories], bool)
+    before = np.array([t.first_hazard or 0 for t in trajectories], np.int64)  # steps before the first hazard step
+    early = np.arange(len(risks)) - np.repeat(np.cumsum(lengths) - lengths, lengths) < np.repeat(before, lengths)
+    warnings = trajectory_max(risks[early], before)[unsafe & (before > 0)]
+    return floor(value, maxima[~unsafe], maxima[unsafe], warnings, lost)
 
 
 def set_thresholds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from small_run import SmallRun, done, lines, native, refused
 
 from jaxguard.config import ConfigError, load_config
 from jaxguard.decision.conformal import needed
+from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
 from jaxguard.run import PARTS, RunError, calibrate_run, evaluate_run, load_trajectories, open_run, train
+from jaxguard.types import Trajectory
 
 pytestmark = pytest.mark.usefixtures("toy_size")
 
@@ -254,7 +257,13 @@ def test_without_calibration_or_test_part(small_run: SmallRun, tmp_path: Path) -
 
 
 def test_groups_get_thresholds_of_their_own(small_run: SmallRun, tmp_path: Path) -> None:
-    changes = ("decision.mondrian=domain", "decision.alpha_hold=0.5", "stage1.steps=0", "stage2.steps=0")
+    changes = (
+        "decision.mondrian=domain",
+        "decision.alpha_hold=0.5",
+        "decision.max_lost=0",
+        "stage1.steps=0",
+        "stage2.steps=0",
+    )
     done(*small_run.train(tmp_path / "run", *changes))
     said = done("calibrate", tmp_path / "run").out
     guard, run = Guard.load(tmp_path / "run" / "guard"), open_run(tmp_path / "run")
@@ -270,6 +279,28 @@ def test_groups_get_thresholds_of_their_own(small_run: SmallRun, tmp_path: Path)
     assert threshold.value == pytest.approx(maxima[int(np.ceil((len(members) + 1) * 0.5)) - 1], abs=1e-6)
     for scored in guard.score(run.part("test"), run.store):
         assert scored.lambda_hold == made.for_group(scored.metadata["domain"]).hold
+
+
+def test_thresholds_are_raised_where_validation_shows_that_nothing_is_lost(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An untrained guard's scores are replaced: 0.9 at the first hazard step, 0.1 elsewhere."""
+    done(*small_run.train(tmp_path / "run", "decision.fit_fusion=false", "stage1.steps=0", "stage2.steps=0"))
+
+    def risks(_: Guard, trajectories: Sequence[Trajectory], __: FeatureStore) -> tuple[np.ndarray, ...]:
+        hazard = np.concatenate([np.where(np.arange(len(t)) == t.first_hazard, 0.9, 0.1) for t in trajectories])
+        return hazard, np.zeros_like(hazard), np.array([len(t) for t in trajectories])
+
+    monkeypatch.setattr("jaxguard.run.all_risks", risks)
+    labelled = open_run(tmp_path / "run").part("validation")
+    enough = 1 / (sum(t.unsafe is True for t in labelled) + 1)
+    said = done("calibrate", tmp_path / "run", f"decision.max_lost={enough}").out
+    for name in ("block", "hold"):
+        threshold = calibration(tmp_path / "run")[name]
+        assert (threshold["raised_from"], threshold["value"]) == pytest.approx((0.1, 0.9))
+        assert f"{name.upper()} above 0.9000 (raised from 0.1000" in said
+    done("calibrate", tmp_path / "run", f"decision.max_lost={0.9 * enough}")
+    assert calibration(tmp_path / "run")["hold"]["raised_from"] is None
 
 
 def test_zero_step_trajectories_are_split_scored_and_counted(small_run: SmallRun, tmp_path: Path) -> None:

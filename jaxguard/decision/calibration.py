@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from jaxguard.decision.evidence import FusionParams
 from jaxguard.decision.policy import Cutoffs
 from jaxguard.types import JaxguardError
 
-VERSION = 1
+VERSION = 2
 
 
 class CalibrationError(JaxguardError):
@@ -136,6 +136,16 @@ class Calibration:
         """
         missing = (math.inf,) * (self.hold.n - len(self.hold_maxima))
         return conformal_threshold((*self.hold_maxima, *missing), alpha, paper_rule=self.paper_rule)
+
+    def raised(self, block: float, hold: float) -> Calibration:
+        """With every threshold at least ``block`` and ``hold`` (:mod:`jaxguard.decision.margin`)."""
+        return replace(
+            self,
+            block=self.block.at_least(block),
+            hold=self.hold.at_least(hold),
+            block_groups={key: value.at_least(block) for key, value in self.block_groups.items()},
+            hold_groups={key: value.at_least(hold) for key, value in self.hold_groups.items()},
+        )
 
     def band(self, level: float = 0.95) -> tuple[Band, Band]:
         """Exact law of the achieved false-alert level of (block, hold): mean and central interval."""
@@ -311,5 +321,6 @@ def _threshold(name: str, value: Any) -> Threshold:
     strict = record.pop("strict")
     if not isinstance(strict, bool):
         raise CalibrationError(f"{name}.strict: got {strict!r}, expected true or false")
-    _check_numbers(name, record)
-    return Threshold(**record, strict=strict)
+    raised_from = record.pop("raised_from")
+    _check_numbers(name, record if raised_from is None else record | {"raised_from": raised_from})
+    return Threshold(**record, strict=strict, raised_from=raised_from)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -32,11 +32,12 @@ class Threshold:
     """A score above which (or, under the paper's rule, from which on) a trajectory alerts.
 
     Attributes:
-        value: M_(k), finite.
+        value: M_(k), finite, or a larger score that it was raised to.
         alpha: Nominal false-alert level, in (0, 1).
         n: Safe calibration trajectories behind it.
         k: Rank of the chosen order statistic, 1..n.
         strict: True: alert iff score > value. False (the paper's rule): iff score >= value.
+        raised_from: M_(k) where ``value`` is larger (:mod:`jaxguard.decision.margin`), else None.
     """
 
     value: float
@@ -44,6 +45,7 @@ class Threshold:
     n: int
     k: int
     strict: bool = True
+    raised_from: float | None = None
 
     def __post_init__(self) -> None:
         exact_level(self.alpha)
@@ -51,6 +53,12 @@ class Threshold:
             raise ConformalError(f"threshold: got {self.value!r}, expected a finite score")
         if not 1 <= self.k <= self.n:
             raise ConformalError(f"threshold: got rank k = {self.k} of n = {self.n}, expected 1 <= k <= n")
+        if self.raised_from is not None and not self.raised_from < self.value:
+            raise ConformalError(f"threshold: got {self.value!r}, expected more than {self.raised_from!r}")
+
+    def at_least(self, floor: float) -> Threshold:
+        """This threshold, or the same raised to ``floor``; a higher threshold keeps the false-alert level."""
+        return replace(self, value=floor, raised_from=self.value) if floor > self.value else self
 
     def crossed(self, scores: ArrayLike) -> NDArray[np.bool_]:
         """Which of the scores (any shape) alert; a NaN always does."""

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import optax
 
 from jaxguard.config import Config
-from jaxguard.world_model.losses import Batch, reduce, risk_logits, risk_losses, stage1_scales, world_model_losses
+from jaxguard.world_model.losses import (
+    Batch,
+    drop_inputs,
+    reduce,
+    risk_logits,
+    risk_losses,
+    stage1_scales,
+    world_model_losses,
+)
 from jaxguard.world_model.params import CORE, HEADS, PREDICTOR, Params, build
 
 RISK_SCALES = {"hazard": 1.0, "prefix": 1.0}
@@ -27,13 +35,14 @@ class TrainState(NamedTuple):
 StepFunction = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def partition(stage: int) -> Callable[[Params], dict[str, str]]:
+def partition(stage: int, train_core: bool = False) -> Callable[[Params], dict[str, str]]:
     """Labels each module ``"full"``, ``"scaled"`` or ``"frozen"`` for the optimiser.
 
     Stage 1 trains the world model and leaves the heads alone; stage 2 trains the heads at the full rate,
-    the world-model modules on the path to them at a scaled one, and keeps the GRU core (and the
-    observation predictor, which is not on that path) frozen.
+    the world-model modules on the path to them at a scaled one, and keeps the GRU core (unless ``train_core``;
+    and the observation predictor, which is not on that path) frozen.
     """
+    frozen = PREDICTOR if train_core else CORE + PREDICTOR
 
     def label(params: Params) -> dict[str, str]:
         def of(name: str) -> str:
@@ -41,7 +50,7 @@ def partition(stage: int) -> Callable[[Params], dict[str, str]]:
                 return "frozen" if name in HEADS else "full"
             if name in HEADS:
                 return "full"
-            return "frozen" if name in CORE + PREDICTOR else "scaled"
+            return "frozen" if name in frozen else "scaled"
 
         return {name: of(name) for name in params}
 
@@ -49,29 +58,36 @@ def partition(stage: int) -> Callable[[Params], dict[str, str]]:
 
 
 def optimiser(config: Config, stage: int) -> optax.GradientTransformation:
-    """Adam with gradient clipping for a stage; frozen modules hold no optimiser state."""
+    """AdamW with gradient clipping for a stage; frozen modules hold no optimiser state."""
     settings = config.stage1 if stage == 1 else config.stage2
-    rate = settings.learning_rate
 
     def adam(scale: float) -> optax.GradientTransformation:
-        return optax.chain(optax.clip_by_global_norm(settings.clip_norm), optax.adam(rate * scale))
+        rate = settings.learning_rate * scale
+        schedule = optax.cosine_decay_schedule(rate, settings.steps) if settings.schedule == "cosine" else rate
+        return optax.chain(
+            optax.clip_by_global_norm(settings.clip_norm), optax.adamw(schedule, weight_decay=settings.weight_decay)
+        )
 
     return optax.multi_transform(
         {"full": adam(1.0), "scaled": adam(config.stage2.world_model_scale), "frozen": optax.set_to_zero()},
-        partition(stage),
+        partition(stage, config.stage2.train_core),
     )
 
 
 def loss_function(
     config: Config, stage: int, sampled: bool = True
 ) -> Callable[[Params, Batch, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]:
-    """``(params, batch, key) -> (loss, means)`` of a stage; ``sampled=False`` takes modes in stage 2."""
-    model_config = config.model
+    """``(params, batch, key) -> (loss, means)`` of a stage; ``sampled=False`` takes modes in stage 2, drops nothing."""
+    model_config, settings = config.model, config.stage1 if stage == 1 else config.stage2
 
     def loss(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         model = build(model_config, params)
+        if sampled and settings.input_dropout:
+            key, own = jax.random.split(key)
+            batch = drop_inputs(batch, own, settings.input_dropout)
         if stage == 2:
-            return reduce(risk_losses(model, model_config, batch, key if sampled else None), RISK_SCALES)
+            latent_key, positive = key if sampled else None, config.stage2.positive_weight
+            return reduce(risk_losses(model, model_config, batch, latent_key, positive), RISK_SCALES)
         terms, extra = world_model_losses(model, model_config, config.stage1, batch, key)
         total, means = reduce(terms, stage1_scales(config.stage1))
         weight = terms.mask / jnp.maximum(terms.mask.sum(), 1.0)

@@ -122,14 +122,27 @@ def risk_logits(model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array |
     return read_risk(w, config, h_next, zhat, x.heads_a, instruction.heads_e[:, None])
 
 
-def risk_losses(model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array | None) -> Terms:
+def risk_losses(
+    model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array | None, positive_weight: float = 1.0
+) -> Terms:
     """Stage 2 (paper, eq. 8-10): binary cross-entropies ``hazard`` and ``prefix`` over the supervised prefix."""
     logits = risk_logits(model, config, batch, key)
-    losses = {
-        "hazard": optax.sigmoid_binary_cross_entropy(logits[..., 0], batch.hazard),
-        "prefix": optax.sigmoid_binary_cross_entropy(logits[..., 1], batch.prefix),
-    }
+
+    def entropy(logit: jax.Array, target: jax.Array) -> jax.Array:
+        return optax.sigmoid_binary_cross_entropy(logit, target) * (1.0 + (positive_weight - 1.0) * target)
+
+    losses = {"hazard": entropy(logits[..., 0], batch.hazard), "prefix": entropy(logits[..., 1], batch.prefix)}
     return Terms(losses, batch.supervised)
+
+
+def drop_inputs(batch: Batch, key: jax.Array, share: float) -> Batch:
+    """Sets ``share`` of the entries of observations, actions and instructions to zero and scales the rest up."""
+    keys = jax.random.split(key, 3)
+    kept = [
+        x * jax.random.bernoulli(k, 1.0 - share, x.shape) / (1.0 - share)
+        for k, x in zip(keys, (batch.obs, batch.act, batch.ins), strict=True)
+    ]
+    return batch._replace(obs=kept[0], act=kept[1], ins=kept[2])
 
 
 def reduce(terms: Terms, scales: dict[str, float]) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -106,7 +106,7 @@ def edited(path: str, value: object) -> str:
     [
         ("{", "not JSON"),
         ("[]", "got list"),
-        (edited("version", 2), "version is 2, expected 1"),
+        (edited("version", 1), "version is 1, expected 2"),
         (edited("version", None), "version is None"),
         (edited("hold.value", math.nan), "NaN"),
         (edited("block.value", math.inf), "Infinity"),

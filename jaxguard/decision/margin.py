@@ -1,0 +1,55 @@
+"""Raising a threshold into the gap between safe and unsafe scores.
+
+A conformal threshold is the lowest that keeps its false-alert level on trajectories exchangeable with the
+calibration set. Where a model separates safe from unsafe well, that is far below every unsafe score, and safe
+trajectories of a new kind, slightly riskier than those of the calibration set, alert without need. Raising a
+threshold never costs the level, only detections: so it is raised as far as the *validation* part shows that none
+to speak of is lost.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxguard.decision.conformal import ConformalError
+
+
+def floor(value: float, safe: ArrayLike, unsafe: ArrayLike, early: ArrayLike, lost: float) -> float:
+    """The highest threshold above ``value`` that costs at most ``lost`` of the detections and of the warnings.
+
+    The k-th smallest unsafe score, k = floor(lost (n + 1)), is not detected at a new exchangeable unsafe trajectory
+    with probability at most ``lost``. Net early warning is the share of unsafe trajectories that alert before their
+    first hazard step, less the false-alert rate; it may fall by ``lost`` as well.
+
+    Args:
+        value: The conformal threshold; alerts are scores above it.
+        safe: ``[n_safe]`` maxima of safe validation trajectories.
+        unsafe: ``[n]`` maxima of unsafe ones.
+        early: Maxima of those unsafe trajectories whose first hazard step is known and not their first, before it.
+        lost: Share in [0, 1); 0 raises nothing.
+
+    Returns:
+        An unsafe score above ``value``; ``-inf`` where none may be the threshold.
+
+    Raises:
+        ConformalError: ``lost`` is not in [0, 1).
+    """
+    if not 0 <= lost < 1:
+        raise ConformalError(f"lost: got {lost!r}, expected a share in [0, 1)")
+    ranked = np.sort(np.asarray(unsafe, np.float64))
+    scores, warnings = np.asarray(safe, np.float64), np.asarray(early, np.float64)
+
+    def net(threshold: float) -> float:
+        if not len(warnings) or not len(scores):
+            return 0.0
+        return float((warnings > threshold).mean() - (scores > threshold).mean())
+
+    for candidate in ranked[: math.floor(lost * (len(ranked) + 1))][::-1]:
+        if not candidate > value:  # NaN too
+            break
+        if net(float(candidate)) >= net(value) - lost:
+            return float(candidate)
+    return -math.inf

@@ -1,0 +1,68 @@
+"""Raising a threshold into the gap: what it may cost, on numbers small enough to check by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxguard.decision.conformal import ConformalError, Threshold
+from jaxguard.decision.margin import floor
+
+SAFE = np.linspace(0.0, 0.2, 50)
+UNSAFE = np.linspace(0.6, 0.99, 99)
+
+
+def test_a_wide_gap_is_used_up_to_the_share_of_detections_that_may_be_lost() -> None:
+    # k = 2 of 99: the second smallest unsafe score, itself no longer detected.
+    assert floor(0.1, SAFE, UNSAFE, [], 0.02) == np.sort(UNSAFE)[1]
+    assert floor(0.1, SAFE, UNSAFE, [], 0.0) == -np.inf
+
+
+def test_too_few_unsafe_trajectories_show_nothing() -> None:
+    assert floor(0.1, SAFE, UNSAFE[:48], [], 0.02) == -np.inf  # k = 0
+    assert floor(0.1, SAFE, UNSAFE[:49], [], 0.02) == UNSAFE[0]
+    assert floor(0.1, SAFE, [], [], 0.5) == -np.inf
+
+
+def test_never_lowers() -> None:
+    assert floor(0.995, SAFE, UNSAFE, [], 0.5) == -np.inf
+    assert floor(0.9, SAFE, [*UNSAFE, np.nan, np.inf], [], 0.02) == -np.inf
+
+
+def test_early_warnings_are_not_given_up() -> None:
+    # Every unsafe trajectory warns at 0.4 before its hazard, and no safe one does: raising would silence them all.
+    assert floor(0.3, SAFE, UNSAFE, np.full(99, 0.4), 0.02) == -np.inf
+    # As many safe trajectories score 0.4 as unsafe ones warn: those are no warnings but false alerts.
+    safe = np.full(50, 0.4)
+    assert floor(0.3, safe, UNSAFE, np.full(99, 0.4), 0.02) == np.sort(UNSAFE)[1]
+
+
+def test_the_highest_candidate_that_keeps_the_warnings_wins() -> None:
+    warnings = np.full(99, 0.605)  # between the first two unsafe scores and the rest of them
+    assert UNSAFE[1] < 0.605 < UNSAFE[2]
+    assert floor(0.1, SAFE * 0, UNSAFE, warnings, 0.10) == UNSAFE[1]
+
+
+@pytest.mark.parametrize("lost", [-0.1, 1.0, np.nan])
+def test_refuses_a_share_outside_its_range(lost: float) -> None:
+    with pytest.raises(ConformalError, match=r"lost: got .*expected a share in \[0, 1\)"):
+        floor(0.1, SAFE, UNSAFE, [], lost)
+
+
+def test_share_lost_holds_for_exchangeable_trajectories() -> None:
+    rng = np.random.default_rng(0)
+    lost = []
+    for _ in range(400):
+        unsafe, new = rng.normal(size=60), rng.normal(size=200)
+        threshold = floor(-9.0, [], unsafe, [], 0.05)  # k = 3 of 60: 3 / 61 of new ones at or below, on average
+        lost.append((new <= threshold).mean())
+    assert abs(np.mean(lost) - 3 / 61) < 4 * np.std(lost) / np.sqrt(len(lost))
+
+
+def test_a_raised_threshold_remembers_where_it_comes_from() -> None:
+    threshold = Threshold(0.1, 0.1, 99, 90)
+    higher = threshold.at_least(0.6)
+    assert (higher.value, higher.raised_from, higher.k) == (0.6, 0.1, 90)
+    assert threshold.at_least(0.05) is threshold
+    with pytest.raises(ConformalError, match="expected more than"):
+        Threshold(0.1, 0.1, 99, 90, raised_from=0.1)
