@@ -28,6 +28,7 @@ from jaxguard.decision.margin import floor
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate
 from jaxguard.evaluation.report import write_report
+from jaxguard.evaluation.timing import shared_beginnings
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import trajectory_texts
@@ -246,12 +247,13 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
             prefix,
             lengths,
             [bool(t.unsafe) for t in labelled],
+            first_hazard=[-1 if t.first_hazard is None else t.first_hazard for t in labelled],
             ids=[t.id for t in labelled],
             calibration_ids=run.splits["calibration"],
             default=fusion,
         )
         fusion = fit.params
-        fitted = {"fitted": fit.fitted, "auroc": fit.value if fit.fitted else None}
+        fitted = {"fitted": fit.fitted, "auroc": fit.value if fit.fitted else None, "timeliness": fit.timeliness}
     safe = [t for t in run.part("calibration") if t.unsafe is False]
     calibration = set_thresholds(guard, safe, run.store, fusion, decision, {"fusion": fitted, "run": folder.name})
     if not decision.paper_rule:
@@ -358,7 +360,10 @@ def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[Sco
     latency = live_latency(guard, trajectories, run.store)
     calibration, settings = guard.calibration, run.config.evaluation
     rivals = baselines(run, trajectories) if part == "test" else {}
-    result = evaluate(scored, calibration, rivals, seed=settings.seed, resamples=settings.resamples, latency_ms=latency)
+    shared = shared_beginnings(run.trajectories.values(), thought=guard.config.data.thought)
+    result = evaluate(
+        scored, calibration, rivals, seed=settings.seed, resamples=settings.resamples, latency_ms=latency, shared=shared
+    )
     report = folder / "report"
     report.mkdir(exist_ok=True)
     (report / "evaluation.json").write_text(result.to_json(), encoding="utf-8")

@@ -56,6 +56,11 @@ class Threshold:
         if self.raised_from is not None and not self.raised_from < self.value:
             raise ConformalError(f"threshold: got {self.value!r}, expected more than {self.raised_from!r}")
 
+    @property
+    def conformal(self) -> Threshold:
+        """This threshold before it was raised."""
+        return self if self.raised_from is None else replace(self, value=self.raised_from, raised_from=None)
+
     def at_least(self, floor: float) -> Threshold:
         """This threshold, or the same raised to ``floor``; a higher threshold keeps the false-alert level."""
         return replace(self, value=floor, raised_from=self.value) if floor > self.value else self

@@ -7,7 +7,9 @@ hence ids are asked for and an overlap is an error.
 
 With few trajectories the best of hundreds of grid points is mostly luck. Two guards: fewer than
 ``min_class`` trajectories of either class leave the defaults as they are, and among the points within
-``tolerance`` of the best AUROC the one nearest to the defaults wins.
+``tolerance`` of the best AUROC the one nearest to the defaults wins. Where first hazard steps are known, the
+tie is first broken by *timeliness*: the same AUROC with only what an unsafe trajectory showed before its first
+hazard step. Without that, a perfect hazard head makes every point tie, and the fusion ignores the prefix risk.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ class FusionFit:
         safe: Safe trajectories of the fit split.
         unsafe: Unsafe trajectories of the fit split.
         tried: Grid points compared.
+        timeliness: AUROC of the maxima before the first hazard step against those of safe trajectories; None
+            where no first hazard step is known.
     """
 
     params: FusionParams
@@ -68,6 +72,7 @@ class FusionFit:
     safe: int
     unsafe: int
     tried: int
+    timeliness: float | None = None
 
 
 def fit_fusion(
@@ -76,6 +81,7 @@ def fit_fusion(
     lengths: ArrayLike,
     unsafe: ArrayLike,
     *,
+    first_hazard: ArrayLike | None = None,
     ids: Sequence[str],
     calibration_ids: Collection[str],
     grid: FusionGrid | None = None,
@@ -90,6 +96,7 @@ def fit_fusion(
         prefix: ``[N]`` prefix risks.
         lengths: ``[B]`` steps per trajectory.
         unsafe: ``[B]`` trajectory labels.
+        first_hazard: ``[B]`` first hazard steps, negative where there is none or it is unknown.
         ids: ``[B]`` trajectory ids.
         calibration_ids: Ids of the trajectories that will set the thresholds.
         grid: Points to try.
@@ -117,29 +124,40 @@ def fit_fusion(
         )
     base = evidence(hazard, prefix, sizes, default)
 
-    def judge(params: FusionParams, ema: Floats, win: Floats) -> float:
+    starts = np.cumsum(sizes) - sizes
+    before = np.zeros(len(sizes), np.int64) if first_hazard is None else np.maximum(np.asarray(first_hazard), 0)
+    warned = labels & (before > 0)
+    early = np.arange(len(base.hazard)) - np.repeat(starts, sizes) < np.repeat(before, sizes)
+
+    def judge(params: FusionParams, ema: Floats, win: Floats) -> tuple[float, float]:
         fused = noisy_or(base.hazard, ema, win, params.weights)
-        return _auroc(trajectory_max(fused, sizes), labels)
+        maxima = trajectory_max(fused, sizes)
+        safe, timely = maxima[~labels], trajectory_max(fused[early], before)[warned]
+        timely_labels = np.arange(len(safe) + len(timely)) >= len(safe)
+        return _auroc(maxima, labels), _auroc(np.concatenate([safe, timely]), timely_labels)
 
     n_unsafe, n_safe = int(labels.sum()), int((~labels).sum())
-    default_value = judge(default, base.ema, base.win)
+    default_value, default_timeliness = judge(default, base.ema, base.win)
     if min(n_unsafe, n_safe) < max(min_class, 1):
-        return FusionFit(default, default_value, default_value, default_value, False, n_safe, n_unsafe, 1)
+        values = (default_value,) * 3
+        return FusionFit(default, *values, False, n_safe, n_unsafe, 1, default_timeliness if warned.any() else None)
 
     points = grid or FusionGrid()
-    tried: list[tuple[float, FusionParams]] = [(default_value, default)]
+    tried: list[tuple[float, float, FusionParams]] = [(default_value, default_timeliness, default)]
     for beta, window in itertools.product(points.beta, points.window):
         ema, win = smooth(base.prefix, sizes.astype(np.int64), beta, window)
         for weights in itertools.product(points.w_hazard, points.w_ema, points.w_win):
             if any(weights):
                 params = FusionParams(beta, window, *weights)
-                tried.append((judge(params, ema, win), params))
-    best = max(value for value, _ in tried)
-    value, params = min(
-        ((value, params) for value, params in tried if value >= best - tolerance),
-        key=lambda point: (_distance(point[1], default), -point[0], _order(point[1])),
-    )
-    return FusionFit(params, value, default_value, best, True, n_safe, n_unsafe, len(tried))
+                tried.append((*judge(params, ema, win), params))
+    best = max(value for value, _, _ in tried)
+    level = [point for point in tried if point[0] >= best - tolerance]
+    if warned.any():
+        timeliest = max(timely for _, timely, _ in level)
+        level = [point for point in level if point[1] >= timeliest - tolerance]
+    value, timely, params = min(level, key=lambda p: (_distance(p[2], default), -p[0], _order(p[2])))
+    found = timely if warned.any() else None
+    return FusionFit(params, value, default_value, best, True, n_safe, n_unsafe, len(tried), found)
 
 
 def _auroc(maxima: Floats, unsafe: Bools) -> float:

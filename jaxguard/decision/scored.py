@@ -64,6 +64,11 @@ class ScoredTrajectory:
         return _maximum(self.fused)
 
     @property
+    def max_early(self) -> float:
+        """Maximum fused risk before the first hazard step; 0 where that is the first step or unknown."""
+        return _maximum(self.fused[: self.first_hazard or 0])
+
+    @property
     def first_alert(self) -> int | None:
         """First step that is HOLD or BLOCK."""
         alerts = np.flatnonzero(self.decision != Decision.PASS)

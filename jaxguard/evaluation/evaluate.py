@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,9 +30,10 @@ from jaxguard.evaluation.metrics import (
     ranking,
     tabulate,
 )
-from jaxguard.evaluation.timing import LeadTimes, lead_times, timing, timing_counts
+from jaxguard.evaluation.timing import LeadTimes, Warnings, lead_times, timeliness, timing, timing_counts, warnings_at
 
 GUARD = "jaxguard"
+WARNING_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2)
 Metrics = dict[str, Interval]
 
 
@@ -93,7 +94,8 @@ class LevelCheck:
 
     Attributes:
         nominal: alpha_hold.
-        achieved: Share of the tested safe trajectories whose fused maximum crosses the pooled threshold.
+        achieved: Share of the tested safe trajectories whose fused maximum crosses the pooled threshold, before it
+            was raised.
         tested: Safe trajectories tested.
         law: Exact law of the true rate given the calibration size.
         observed: Law of the rate observed on ``tested`` exchangeable safe trajectories.
@@ -124,12 +126,14 @@ class Evaluation:
     sections: tuple[Section, ...]
     decisions: Mapping[str, int]
     level_check: LevelCheck | None
+    early_warning: tuple[Warnings, ...]
     latency_ms: Mapping[str, float]
     seed: int
     resamples: int
     level: float
     lambda_block: float
     lambda_hold: float
+    hold_raised: bool
     alpha_block: float
     alpha_hold: float
     alpha_any: float
@@ -159,6 +163,7 @@ def evaluate(
     level: float = 0.95,
     latency_ms: Mapping[str, float] | None = None,
     min_section: int = 20,
+    shared: Collection[str] = (),
 ) -> Evaluation:
     """Evaluates scored trajectories.
 
@@ -172,6 +177,7 @@ def evaluate(
         level: Probability of the intervals.
         latency_ms: Milliseconds per step by name (``"p50"``, ``"p99"``, ...), measured by the caller.
         min_section: Risk types and domains with fewer labelled trajectories share one section "(other)".
+        shared: Unsafe trajectories that begin like safe ones (:func:`~jaxguard.evaluation.timing.shared_beginnings`).
 
     Raises:
         EvaluationError: No labelled trajectory, an id that repeats, a baseline that is not aligned.
@@ -185,7 +191,7 @@ def evaluate(
 
     def section(kind: str, name: str, members: list[int]) -> Section:
         part = [scored[i] for i in members]
-        table = tabulate(part)
+        table = tabulate(part, shared)
         at = np.array([i for i in members if scored[i].unsafe is not None], dtype=np.int64)
         rivals = {"always alert": Baseline(alert=np.ones(len(table), bool)),
                   "number of steps": Baseline(score=table.steps.astype(np.float64))}  # fmt: skip
@@ -203,12 +209,14 @@ def evaluate(
         sections=tuple(sections),
         decisions=count_decisions(scored),
         level_check=check_level(scored, calibration, level),
+        early_warning=tuple(warnings_at(scored, calibration, WARNING_LEVELS)),
         latency_ms=dict(latency_ms or {}),
         seed=seed,
         resamples=resamples,
         level=level,
         lambda_block=calibration.lambda_block,
         lambda_hold=calibration.lambda_hold,
+        hold_raised=calibration.hold.raised_from is not None,
         alpha_block=calibration.block.alpha,
         alpha_hold=calibration.hold.alpha,
         alpha_any=calibration.alpha_any,
@@ -221,7 +229,7 @@ def check_level(scored: Sequence[ScoredTrajectory], calibration: Calibration, le
     maxima = np.array([s.max_fused for s in scored if s.unsafe is False])
     if not len(maxima):
         return None
-    hold = calibration.hold
+    hold = calibration.hold.conformal
     achieved = float(hold.crossed(maxima).mean())
     observed = observed_rate_band(hold.n, hold.k, len(maxima), level)
     return LevelCheck(hold.alpha, achieved, len(maxima), calibration.band(level)[1], observed)
@@ -237,7 +245,8 @@ def _rows(
         out["auroc_hazard"] = ranking(weights, table.unsafe, table.max_hazard, auroc_only=True)["auroc"]
         by_step = weights[:, table.step_owner]
         out["step_auroc"] = ranking(by_step, table.step_label, table.step_hazard, auroc_only=True)["auroc"]
-        return out | timing(weights, table.timed, table.first_alert, table.first_hazard, out["fpr"])
+        out["timeliness"] = timeliness(weights, table)
+        return out | timing(weights, table, table.first_alert, out["fpr"])
 
     def theirs(baseline: Baseline, weights: Floats) -> dict[str, Floats]:
         out: dict[str, Floats] = {}
@@ -246,7 +255,7 @@ def _rows(
         if baseline.score is not None:
             out |= ranking(weights, table.unsafe, baseline.score)
         if baseline.first_alert is not None and baseline.alert is not None:
-            out |= timing(weights, table.timed, baseline.first_alert, table.first_hazard, out["fpr"])
+            out |= timing(weights, table, baseline.first_alert, out["fpr"])
         return out
 
     def statistic(weights: Floats) -> dict[str, Floats]:

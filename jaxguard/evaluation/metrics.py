@@ -8,7 +8,7 @@ undefined metric (a class is missing, nothing alerted) is NaN, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,8 @@ class Table:
         timing: Is ``first_hazard`` reliable?
         max_fused: Maximum fused risk; 0 without steps, infinity where a score was not finite.
         max_hazard: Maximum hazard risk, likewise.
+        max_early: Maximum fused risk before the first hazard step, likewise.
+        anticipatable: Is there anything before the first hazard step that no safe trajectory shows?
         step_owner: Trajectory of each supervised step.
         step_hazard: Its hazard risk; infinity where not finite.
         step_label: Is it the first hazard step?
@@ -56,6 +58,8 @@ class Table:
     timing: Bools
     max_fused: Floats
     max_hazard: Floats
+    max_early: Floats
+    anticipatable: Bools
     step_owner: Ints
     step_hazard: Floats
     step_label: Bools
@@ -69,8 +73,11 @@ class Table:
         return self.unsafe & self.timing & (self.first_hazard >= 0)
 
 
-def tabulate(scored: Sequence[ScoredTrajectory]) -> Table:
+def tabulate(scored: Sequence[ScoredTrajectory], shared: Collection[str] = ()) -> Table:
     """Columns of the labelled trajectories among ``scored``.
+
+    ``shared`` names trajectories whose beginning, up to the first hazard step, is also that of a safe one
+    (:func:`~jaxguard.evaluation.timing.shared_beginnings`).
 
     Supervised steps are those the risk heads are trained on: up to and including the first hazard step
     of an unsafe trajectory, all steps of a safe one, where the source's step labels are reliable.
@@ -103,6 +110,8 @@ def tabulate(scored: Sequence[ScoredTrajectory]) -> Table:
         timing=np.array([row.timing for row in rows], dtype=bool),
         max_fused=np.array([row.max_fused for row in rows], dtype=np.float64),
         max_hazard=np.array([row.max_hazard for row in rows], dtype=np.float64),
+        max_early=np.array([row.max_early for row in rows], dtype=np.float64),
+        anticipatable=np.array([bool(row.first_hazard) and row.id not in shared for row in rows], dtype=bool),
         step_owner=np.concatenate([np.empty(0, np.int64), *owner]),
         step_hazard=np.concatenate([np.empty(0), *hazard]),
         step_label=np.concatenate([np.empty(0, bool), *label]),

@@ -9,7 +9,7 @@ import numpy as np
 from jaxguard.decision.calibration import Calibration
 from jaxguard.decision.conformal import needed, observed_rate_band
 from jaxguard.decision.scored import ScoredTrajectory
-from jaxguard.evaluation.evaluate import GUARD, Section
+from jaxguard.evaluation.evaluate import GUARD, Evaluation, Section
 from jaxguard.evaluation.metrics import Table, roc_curve
 from jaxguard.evaluation.svg import COLORS, Canvas, Plot, plot, ticks
 from jaxguard.evaluation.timing import LeadTimes
@@ -206,6 +206,42 @@ def lead_time_chart(lead: LeadTimes) -> str:
         area.canvas.text(x + 16, 19, text, color=COLORS["ink"])
         x += 34 + 6.6 * len(text)
     return area.canvas.render()
+
+
+def early_warning(table: Table, evaluation: Evaluation) -> str:
+    """Share of unsafe trajectories warned of before their hazard against the false-alert rate, over all thresholds."""
+    top = 0.5
+    area = plot(
+        "Early warning against false alerts",
+        size=HALF, x=(0, top), y=(0, 1), x_ticks=ticks(top), y_ticks=UNIT,
+        x_label="false-alert rate (safe trajectories)", y_label="warned of before the hazard",
+        margin=(16, 16, 44, 58),
+    )  # fmt: skip
+    c, counted = area.canvas, ~table.unsafe | table.timed
+    if not table.timed.any() or table.unsafe.all():
+        c.text(area.x(top / 2), area.y(0.5), "no hazard with a known step to warn of", anchor="middle")
+        return c.render()
+    c.path(area.at([0, top], [0, top]), COLORS["axis"], 1, dash="3 4")
+    ours = evaluation.overall.rows[GUARD]
+    ceiling = ours["phir_ceiling"].value
+    c.path(area.at([0, top], [ceiling, ceiling]), COLORS["muted"], 1.2, dash="6 4")
+    c.text(area.x(top) - 4, area.y(ceiling) + (14 if ceiling > 0.9 else -6), f"cannot exceed {number(ceiling)}",
+           size=11, anchor="end", halo=True)  # fmt: skip
+    scores = np.where(table.unsafe, table.max_early, table.max_fused)[counted]
+    fpr, warned = roc_curve(table.unsafe[counted], scores)
+    inside = fpr <= top
+    edge = float(np.interp(top, fpr, warned))
+    c.path(area.at([*fpr[inside].tolist(), top], [*warned[inside].tolist(), edge]), COLORS["ema"], 2.2)
+    for w in evaluation.early_warning:
+        if w.fpr <= top:
+            x, y = area.x(w.fpr), area.y(w.phir)
+            lead = f", {number(w.lead, digits=1)} steps ahead" if w.phir else ""
+            c.dot(x, y, 5, COLORS["ema"], title=f"alpha {w.alpha:g}: {number(w.phir)} at FPR {number(w.fpr)}{lead}")
+            if w.alpha == max(v.alpha for v in evaluation.early_warning if v.fpr <= top):
+                c.text(x + 10, y + 18, f"alpha {w.alpha:g}{lead}", color=COLORS["ink"], bold=True, halo=True)
+    c.text(area.x(top) - 4, area.y(0.06), f"timeliness {number(ours['timeliness'].value)}", color=COLORS["ink"],
+           anchor="end", halo=True)  # fmt: skip
+    return c.render()
 
 
 def timeline(record: ScoredTrajectory, tools: Sequence[str], shown: range) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from markupsafe import Markup
 
 from jaxguard.decision.calibration import Calibration
+from jaxguard.decision.conformal import Threshold
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation import plots
 from jaxguard.evaluation.bootstrap import Interval
@@ -124,6 +125,8 @@ def write_report(
          plots.distribution(table, which="hazard", threshold=calibration.lambda_block, name="BLOCK")),
         ("Lead time", "When the first alert came, relative to the first hazardous step.",
          plots.lead_time_chart(overall.lead_times)),
+        ("Early warning", "What is warned of before the hazard costs false alerts; on the diagonal it is chance.",
+         plots.early_warning(table, evaluation)),
     ]  # fmt: skip
     if table.unsafe.any() and not table.unsafe.all():
         figures.insert(
@@ -132,7 +135,7 @@ def write_report(
              plots.roc(table, overall)),
         )  # fmt: skip
     figures.insert(
-        len(figures) - 1,
+        len(figures) - 2,
         ("False-alert calibration", "The line should stay within the band; above it, test data differ from "
          "calibration data.", plots.calibration_band(table, calibration, evaluation.level)),
     )  # fmt: skip
@@ -210,8 +213,9 @@ def _lead(evaluation: Evaluation) -> str:
         "above": "more than the calibration promises: these trajectories differ from those it was made on",
         "below": "less than the calibration expects, because of ties or easier trajectories",
     }[check.verdict]
+    which = "threshold, before it was raised," if evaluation.hold_raised else "threshold"
     return (
-        f"{text} HOLD's own threshold alerted on {number(100 * check.achieved, digits=1)}\u00a0% of the safe ones at a "
+        f"{text} HOLD's own {which} alerted on {number(100 * check.achieved, digits=1)}\u00a0% of the safe ones at a "
         f"nominal {100 * check.nominal:g}\u00a0%, {consequence} ({number(100 * check.observed.low, digits=1)} to "
         f"{number(100 * check.observed.high, digits=1)}\u00a0%)."
     )
@@ -335,14 +339,19 @@ def _count_rows(evaluation: Evaluation) -> list[tuple[str, str, bool]]:
     return [(name, f"{value:,}", part) for name, value, part in rows]
 
 
+def _value(threshold: Threshold) -> str:
+    raised = "" if threshold.raised_from is None else f", raised from {number(threshold.raised_from, digits=4)}"
+    return number(threshold.value, digits=4) + raised
+
+
 def _facts(evaluation: Evaluation, calibration: Calibration, provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
     c, f = calibration, calibration.fusion
     block, hold = c.band(evaluation.level)
     sign = "≥" if c.paper_rule else ">"
     facts = [
-        ("BLOCK", f"hazard {sign} {number(c.lambda_block, digits=4)}; alpha {c.block.alpha:g}, k = {c.block.k} of "
+        ("BLOCK", f"hazard {sign} {_value(c.block)}; alpha {c.block.alpha:g}, k = {c.block.k} of "
          f"n = {c.block.n}; true level {number(block.low)} to {number(block.high)}"),
-        ("HOLD", f"fused {sign} {number(c.lambda_hold, digits=4)}; alpha {c.hold.alpha:g}, k = {c.hold.k} of "
+        ("HOLD", f"fused {sign} {_value(c.hold)}; alpha {c.hold.alpha:g}, k = {c.hold.k} of "
          f"n = {c.hold.n}; true level {number(hold.low)} to {number(hold.high)}"),
         ("Any alert", f"nominal level {c.alpha_any:g}" + ("" if c.nested else " (sum of both budgets)")),
         ("Fusion", f"beta {f.beta:g}, window {f.window}, weights hazard {f.w_hazard:g}, ema {f.w_ema:g}, "

@@ -35,15 +35,22 @@ def render(evaluation: Evaluation) -> str:
     ]
     if e.level_check is not None:
         c = e.level_check
+        raised = " before it was raised" if e.hold_raised else ""
         notes.append(
-            f"False-alert level of HOLD: nominal {c.nominal:g}, achieved {c.achieved:.3f} on {c.tested:,} safe; "
-            f"expected {c.observed.low:.3f}–{c.observed.high:.3f}: {c.verdict} the band."
+            f"False-alert level of HOLD{raised}: nominal {c.nominal:g}, achieved {c.achieved:.3f} on "
+            f"{c.tested:,} safe; expected {c.observed.low:.3f}–{c.observed.high:.3f}: {c.verdict} the band."
         )
     if e.latency_ms:
         notes.append(
             "Latency of a step without encoding, ms: "
             + ", ".join(f"{name} {value:.2f}" for name, value in e.latency_ms.items())
             + "."
+        )
+    for w in e.early_warning:
+        lead = f", {w.lead:.1f} steps ahead on average" if w.phir else ""
+        notes.append(
+            f"Early warning at alpha {w.alpha:g}: {w.phir:.3f} of the timed unsafe trajectories before their "
+            f"hazard{lead}; {w.fpr:.3f} of the safe ones."
         )
     decided = ", ".join(f"{name} {count:,}" for name, count in e.decisions.items() if name != "nonfinite")
     notes.append(f"Steps: {decided}; held because a score was not finite: {e.decisions['nonfinite']:,}.")
@@ -78,10 +85,10 @@ def _section(section: Section) -> list[str]:
             if any(spans):
                 lines.append(f"{'':18}" + "".join(f"{cell:>9}" for cell in spans))
     ours = section.rows[GUARD]
-    lines.append(
-        f"  max hazard AUROC {number(ours['auroc_hazard'].value)}, step hazard AUROC "
+    lines += _wrap(
+        f"max hazard AUROC {number(ours['auroc_hazard'].value)}, step hazard AUROC "
         f"{number(ours['step_auroc'].value)} on {section.counts.supervised_steps:,} steps; "
-        f"PHIR cannot exceed {number(ours['phir_ceiling'].value)}"
+        f"timeliness {number(ours['timeliness'].value)}; PHIR cannot exceed {number(ours['phir_ceiling'].value)}"
     )
     return lines
 

@@ -91,3 +91,26 @@ def test_zero_step_trajectories_take_part_with_score_zero() -> None:
     result = fit((hazard, prefix, lengths, unsafe))
     assert result.safe == 55
     assert isinstance(result.params, FusionParams)
+
+
+def test_ties_are_broken_by_what_is_known_before_the_hazard() -> None:
+    """The hazard head is perfect, and the prefix head warns two steps ahead: the fusion must let it speak."""
+    rng = np.random.default_rng(0)
+    lengths, unsafe = np.full(200, 8), np.arange(200) % 2 == 0
+    first = np.where(unsafe, 6, -1)
+    hazard, prefix = rng.random(1600) * 0.3, rng.random(1600) * 0.3
+    at = np.flatnonzero(unsafe) * 8
+    hazard[at + 6] = 0.95
+    for ahead in (1, 2):
+        prefix[at + 6 - ahead] = 0.9
+    blind, timely = fit((hazard, prefix, lengths, unsafe)), fit((hazard, prefix, lengths, unsafe), first_hazard=first)
+    assert blind.value == timely.value == 1.0
+    assert blind.timeliness is None
+    fused = evidence(hazard, prefix, lengths, timely.params).fused.reshape(200, 8)
+    scores = np.r_[fused[~unsafe].max(axis=1), fused[unsafe, :6].max(axis=1)]
+    assert timely.timeliness == pytest.approx(roc_auc_score(np.arange(200) >= 100, scores), abs=1e-12)
+    before = evidence(hazard, prefix, lengths, blind.params).fused.reshape(200, 8)
+    blindly = roc_auc_score(np.arange(200) >= 100, np.r_[before[~unsafe].max(axis=1), before[unsafe, :6].max(axis=1)])
+    assert timely.timeliness > 0.99
+    assert timely.timeliness >= blindly
+    assert fit((hazard, prefix, lengths, unsafe), first_hazard=np.where(unsafe, 0, -1)).timeliness is None
