@@ -9,11 +9,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jaxguard
 from jaxguard.config import load_config
 from jaxguard.types import JaxguardError
+
+if TYPE_CHECKING:
+    from jaxguard.guard import Guard
 
 DESCRIPTION = """\
 jaxguard says, before an LLM agent's tool call runs, whether it may: PASS, HOLD or BLOCK.
@@ -96,6 +99,16 @@ def make_parser() -> argparse.ArgumentParser:
     sub = command("calibrate", _calibrate, "set the thresholds of a trained run at its false-alert levels")
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder that train wrote")
     sub.add_argument("overrides", nargs="*", metavar="decision.key=value", help="levels and rules other than the run's")
+
+    sub = command("recalibrate", _recalibrate, "set a guard's thresholds anew on safe trajectories of another place")
+    sub.add_argument("--guard", type=Path, required=True, metavar="BUNDLE", help="calibrated guard bundle (RUN/guard)")
+    sub.add_argument("--trajectories", type=Path, action="append", required=True, metavar="DIR",
+                     help="converted trajectories; the safe ones are used; may be given several times")  # fmt: skip
+    sub.add_argument("--store", type=Path, metavar="DIR", help="feature store with their texts (default: encode them)")
+    sub.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="guard bundle to write")
+    sub.add_argument(
+        "overrides", nargs="*", metavar="decision.key=value", help="levels and rules other than the guard's"
+    )
 
     sub = command("evaluate", _evaluate, "score a held-out part of a run, print tables and write the report")
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
@@ -188,8 +201,20 @@ def _train(arguments: argparse.Namespace) -> None:
 def _calibrate(arguments: argparse.Namespace) -> None:
     from jaxguard.run import calibrate_run
 
-    calibration = calibrate_run(arguments.run, arguments.overrides).calibration
-    assert calibration is not None  # calibrate_run sets it
+    _say_thresholds(calibrate_run(arguments.run, arguments.overrides))
+
+
+def _recalibrate(arguments: argparse.Namespace) -> None:
+    from jaxguard.run import recalibrate
+
+    paths = [str(path) for path in arguments.trajectories]
+    _say_thresholds(recalibrate(arguments.guard, paths, arguments.out, arguments.overrides, store=arguments.store))
+    _say(f"wrote {arguments.out}")
+
+
+def _say_thresholds(guard: Guard) -> None:
+    calibration = guard.calibration
+    assert calibration is not None  # the caller set it
     block, hold = calibration.band()
     for name, threshold, band in (("BLOCK", calibration.block, block), ("HOLD", calibration.hold, hold)):
         raised = (
@@ -205,7 +230,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
             f"own thresholds for {calibration.group_key}: {', '.join(calibration.hold_groups) or 'none'}; "
             f"pooled (too few): {', '.join(calibration.hold_too_small) or 'none'}"
         )
-    _say(f"fusion: {json.dumps(calibration.provenance.get('fusion', {}))}, weights {calibration.fusion.weights}")
+    _say(f"fusion: {json.dumps(calibration.provenance.get('fusion', 'kept'))}, weights {calibration.fusion.weights}")
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -235,4 +260,10 @@ def _score(arguments: argparse.Namespace) -> None:
         f"{counts['steps_scored']:,} steps ({counts['steps_scored'] / max(seconds['score'], 1e-9):,.0f} steps/s)"
     )
     _say(f"trajectories: {_pairs(report.decisions)}")
+    if report.shift_at is not None:
+        _say(
+            f"from about trajectory {report.shift_at:,} on they no longer look like the guard's calibration set (safe "
+            "trajectories): attacks, or another kind of traces, on which the false-alert level does not hold; see "
+            "`jaxguard recalibrate`"
+        )
     _say(f"wrote {arguments.out}")

@@ -55,6 +55,8 @@ class SplitConfig:
     ``validation`` chooses checkpoints and fusion weights, ``calibration`` sets thresholds, ``test`` is only
     reported. ``group_by`` is ``"group"`` (the reader's key) or the name of a metadata field; ``join_actions``
     also keeps trajectories with equal actions together. ``file`` reuses the ids that an earlier run wrote.
+    With ``data.unseen``, ``local`` safe trajectories of it make the calibration part and its other groups the
+    test part; ``train`` and ``validation`` then share the rest in proportion.
     """
 
     train: float = 0.5
@@ -65,12 +67,14 @@ class SplitConfig:
     join_actions: bool = False
     seed: int = SEED
     file: str | None = None
+    local: int = 100
 
     def __post_init__(self) -> None:
         _require_seed(self.seed, "data.split")
         for name in ("train", "validation", "calibration", "test"):
             _require(getattr(self, name) >= 0, f"data.split.{name}", getattr(self, name), "a share of 0 or more")
         total = self.train + self.validation + self.calibration + self.test
+        _require_at_least(self, "data.split", 1, "local")
         _require(abs(total - 1.0) < 1e-6, "data.split", total, "train + validation + calibration + test = 1")
 
 
@@ -88,9 +92,13 @@ class DriftConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Converted trajectories (files or folders written by ``jaxguard convert``) and their features."""
+    """Converted trajectories (files or folders written by ``jaxguard convert``) and their features.
+
+    ``unseen`` are trajectories that are only calibrated and tested on (:class:`SplitConfig`): does a guard transfer?
+    """
 
     trajectories: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
     store: str = ""
     split: SplitConfig = field(default_factory=SplitConfig)
     drift: DriftConfig = field(default_factory=DriftConfig)
@@ -226,7 +234,7 @@ class TrainConfig:
 
     ``max_steps`` is the longest trajectory seen in training (longer ones are cut there; scoring never cuts).
     ``validate_every`` and ``checkpoint_every`` count optimiser steps. ``select`` keeps the parameters of the
-    ``"best"`` validation loss or of the ``"last"`` step.
+    ``"best"`` validation loss or of the ``"last"`` step. ``balance`` draws as many trajectories from every source.
     """
 
     seed: int = SEED
@@ -234,6 +242,7 @@ class TrainConfig:
     validate_every: int = 200
     checkpoint_every: int = 500
     select: str = "best"
+    balance: bool = False
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -392,14 +401,23 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
         if loaded is not None and not isinstance(loaded, dict):
             raise ConfigError(f"config file {path}: got {type(loaded).__name__}, expected a mapping of keys")
         values = loaded or {}
-    for override in overrides:
-        key, separator, raw = override.partition("=")
+    return _overridden(values, overrides)
+
+
+def override(config: Config, overrides: Sequence[str]) -> Config:
+    """``config`` with ``key.sub=value`` settings applied in order; raises as :func:`load_config`."""
+    return _overridden(to_dict(config), overrides)
+
+
+def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> Config:
+    for setting in overrides:
+        key, separator, raw = setting.partition("=")
         if not separator or not key:
-            raise ConfigError(f"override {override!r}: expected key=value, e.g. stage1.steps=500")
+            raise ConfigError(f"override {setting!r}: expected key=value, e.g. stage1.steps=500")
         try:
             value = yaml.safe_load(raw)
         except yaml.YAMLError as error:
-            raise ConfigError(f"override {override!r}: not valid YAML: {error}") from error
+            raise ConfigError(f"override {setting!r}: not valid YAML: {error}") from error
         _assign(values, key.split("."), value, key)
     return typing.cast(Config, from_dict(values))
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import jaxguard
 from jaxguard.baselines import logistic, rules
-from jaxguard.config import Config, ConfigError, DecisionConfig, dump_config, load_config
+from jaxguard.config import Config, ConfigError, DecisionConfig, dump_config, load_config, override
 from jaxguard.decision.calibration import Calibration, calibrate
 from jaxguard.decision.conformal import Threshold, conformal_threshold
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
@@ -34,7 +34,7 @@ from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import trajectory_texts
 from jaxguard.guard import Guard
 from jaxguard.traces.jsonl import read_trajectories
-from jaxguard.traces.splits import load_splits, make_splits, save_splits
+from jaxguard.traces.splits import load_splits, make_splits, save_splits, transfer_splits
 from jaxguard.training.episodes import Episodes, make_episodes
 from jaxguard.training.loop import train_stage
 from jaxguard.types import JaxguardError, Trajectory
@@ -96,7 +96,9 @@ def load_trajectories(paths: Iterable[str]) -> dict[str, Trajectory]:
     return found
 
 
-def _splits(config: Config, trajectories: Mapping[str, Trajectory], file: Path) -> dict[str, list[str]]:
+def _splits(
+    config: Config, trajectories: Mapping[str, Trajectory], unseen: Mapping[str, Trajectory], file: Path
+) -> dict[str, list[str]]:
     """The split of this run: the one in its folder, the one that the config names, or a new one."""
     split = config.data.split
     named = Path(split.file) if split.file else None
@@ -112,18 +114,33 @@ def _splits(config: Config, trajectories: Mapping[str, Trajectory], file: Path) 
         raise RunError(f"data.split.file: {named} does not exist")
     fractions = {name: getattr(split, name) for name in PARTS}
     group_by = None if split.group_by == "group" else split.group_by
-    made = make_splits(trajectories.values(), fractions, split.seed, group_by=group_by, join_actions=split.join_actions)
+    if unseen:
+        seen = [trajectory for name, trajectory in trajectories.items() if name not in unseen]
+        made = transfer_splits(
+            seen,
+            unseen.values(),
+            fractions,
+            split.seed,
+            split.local,
+            group_by=group_by,
+            join_actions=split.join_actions,
+        )
+    else:
+        made = make_splits(
+            trajectories.values(), fractions, split.seed, group_by=group_by, join_actions=split.join_actions
+        )
     save_splits(file, made, seed=split.seed, group_by=group_by, join_actions=split.join_actions)
     return made
 
 
-def _inputs(config: Config) -> tuple[dict[str, Trajectory], FeatureStore]:
-    """Trajectories and features that the configuration names."""
-    trajectories = load_trajectories(config.data.trajectories)
+def _inputs(config: Config) -> tuple[dict[str, Trajectory], dict[str, Trajectory], FeatureStore]:
+    """Trajectories, those of them that are not to be seen in training, and features that the configuration names."""
+    trajectories = load_trajectories((*config.data.trajectories, *config.data.unseen))
+    unseen = load_trajectories(config.data.unseen) if config.data.unseen else {}
     if not config.data.store:
         raise RunError("data.store: got no path, expected the feature store that `jaxguard embed` wrote")
     encoder = load_encoder(config.encoder)
-    return trajectories, FeatureStore.open(config.data.store, encoder.fingerprint, encoder.dim)
+    return trajectories, unseen, FeatureStore.open(config.data.store, encoder.fingerprint, encoder.dim)
 
 
 def _differing(one: Any, other: Any, prefix: str = "") -> list[str]:
@@ -153,9 +170,9 @@ def open_run(folder: Path, config: Config | None = None) -> Run:
             f"run folder {folder}: was made with another configuration ({', '.join(differing)}); "
             "use another --out, or --fresh"
         )
-    trajectories, store = _inputs(config)
+    trajectories, unseen, store = _inputs(config)
     folder.mkdir(parents=True, exist_ok=True)
-    splits = _splits(config, trajectories, folder / "splits.json")
+    splits = _splits(config, trajectories, unseen, folder / "splits.json")
     if not stored.exists():
         dump_config(config, stored)
     return Run(folder, config, trajectories, splits, store)
@@ -213,7 +230,7 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
 
 
 def all_risks(
-    guard: Guard, trajectories: Sequence[Trajectory], store: FeatureStore
+    guard: Guard, trajectories: Sequence[Trajectory], store: FeatureStore | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Hazard risks ``[N]``, prefix risks ``[N]`` and lengths ``[n]``, trajectory after trajectory."""
     by_position = {position: risks for position, _, risks in guard.risks(trajectories, store)}
@@ -234,9 +251,7 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
     """
     run = open_run(folder)
     guard = Guard.load(folder / "guard")
-    if other := [o for o in overrides if not o.startswith("decision.")]:
-        raise ConfigError(f"override {other[0]!r}: expected decision.* here; other settings need another training")
-    decision = load_config(folder / "config.yaml", overrides).decision
+    decision = _decision(run.config, overrides)
     fusion = FusionParams(beta=decision.beta, window=decision.window)
     fitted: dict[str, Any] = {"fitted": False}
     labelled = [t for t in run.part("validation") if t.unsafe is not None]
@@ -268,6 +283,46 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
     return guard
 
 
+def recalibrate(
+    bundle: Path, paths: Sequence[str], out: Path, overrides: Sequence[str] = (), *, store: Path | None = None
+) -> Guard:
+    """Sets a calibrated guard's thresholds anew on safe trajectories of the place where it is to be used.
+
+    Weights and fusion stay; the levels are those of the bundle's configuration or of ``overrides``. Thresholds are
+    the conformal ones: what they could be raised to is only known where there are unsafe trajectories too.
+
+    Args:
+        bundle: A calibrated guard.
+        paths: Converted trajectories; those labelled safe are used.
+        out: Bundle to write; may be ``bundle``.
+        overrides: ``decision.key=value`` settings.
+        store: Feature store with their texts; without one they are encoded on the spot.
+
+    Raises:
+        ConfigError: an override is not one of ``decision``.
+        JaxguardError: no calibrated bundle, or too few safe trajectories for a level.
+    """
+    guard = Guard.load(bundle)
+    if guard.calibration is None:
+        raise RunError(f"guard bundle {bundle}: has no thresholds and no fusion; run `jaxguard calibrate` first")
+    decision = _decision(guard.config, overrides)
+    trajectories = load_trajectories(paths).values()
+    safe = [t for t in trajectories if t.unsafe is False]
+    vectors = None if store is None else FeatureStore.open(store, guard.encoder.fingerprint, guard.encoder.dim)
+    provenance = {"trajectories": [str(path) for path in paths], "not safe, left out": len(trajectories) - len(safe)}
+    fusion = guard.calibration.fusion
+    guard = guard.calibrated(set_thresholds(guard, safe, vectors, fusion, decision, provenance))
+    guard.save(out)
+    return guard
+
+
+def _decision(config: Config, overrides: Sequence[str]) -> DecisionConfig:
+    """The decision settings of a configuration, some of them overridden."""
+    if other := [o for o in overrides if not o.startswith("decision.")]:
+        raise ConfigError(f"override {other[0]!r}: expected decision.* here; other settings need another training")
+    return override(config, overrides).decision
+
+
 def _floor(
     value: float, risks: np.ndarray, lengths: np.ndarray, trajectories: Sequence[Trajectory], lost: float
 ) -> float:
@@ -282,7 +337,7 @@ def _floor(
 def set_thresholds(
     guard: Guard,
     safe: Sequence[Trajectory],
-    store: FeatureStore,
+    store: FeatureStore | None,
     fusion: FusionParams,
     decision: DecisionConfig,
     provenance: Mapping[str, Any],

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("guard",),
     ("scoring", "evaluation", "baselines"),
     ("run",),
+    ("diagnosis",),
     ("cli",),
     ("__main__",),
 )

@@ -18,6 +18,7 @@ from jaxguard.decision.conformal import needed
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
 from jaxguard.run import PARTS, RunError, calibrate_run, evaluate_run, load_trajectories, open_run, train
+from jaxguard.traces.jsonl import read_trajectories, write_trajectories
 from jaxguard.types import Trajectory
 
 pytestmark = pytest.mark.usefixtures("toy_size")
@@ -378,3 +379,57 @@ def test_training_a_finished_run_keeps_its_thresholds(small_run: SmallRun, tmp_p
     guard = train(load_config(folder / "config.yaml"), folder, progress=False)
     assert guard.calibration is not None
     assert guard.calibration == Guard.load(small_run.guard).calibration
+
+
+# Another place
+
+
+def test_recalibrating_on_safe_trajectories_of_another_place(small_run: SmallRun, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    done("generate", "--out", other, "data.drift.trajectories=60", "data.drift.seed=5")
+    bundle, out = small_run.run / "guard", tmp_path / "bundle"
+    levels = ("decision.alpha_hold=0.2", "decision.alpha_block=0.1")
+    said = done("recalibrate", "--guard", bundle, "--trajectories", other, "--out", out, *levels).out
+    before, after = Guard.load(bundle), Guard.load(out)
+    assert before.calibration is not None
+    assert after.calibration is not None
+    assert after.weights == before.weights
+    assert after.calibration.fusion == before.calibration.fusion
+    safe = [t for t in load_trajectories([str(other)]).values() if t.unsafe is False]
+    maxima = np.sort([s.max_fused for s in after.score(safe)])
+    k = int(np.ceil((len(safe) + 1) * 0.8))
+    assert after.calibration.lambda_hold == pytest.approx(maxima[k - 1], abs=1e-6)
+    assert after.calibration.hold.raised_from is None
+    assert f"alpha 0.2 on {len(safe)} safe" in said
+    assert after.calibration.provenance["not safe, left out"] == 60 - len(safe)
+
+
+def test_recalibrating_with_too_few_or_without_a_calibrated_guard(small_run: SmallRun, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    done("generate", "--out", other, "data.drift.trajectories=8", "data.drift.seed=5")
+    call = ("recalibrate", "--trajectories", other, "--out", tmp_path / "bundle", "--guard")
+    assert "got 4 safe trajectories, expected at least 19" in refused(
+        *call, small_run.run / "guard", "decision.alpha_hold=0.1", "decision.alpha_block=0.05"
+    )
+    assert "expected decision.* here" in refused(*call, small_run.run / "guard", "train.seed=1")
+    done(*small_run.train(tmp_path / "run", "stage1.steps=0", "stage2.steps=0"))
+    assert "has no thresholds and no fusion" in refused(*call, tmp_path / "run" / "guard")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_run_on_an_unseen_set_splits_it_for_calibration_and_test(small_run: SmallRun, tmp_path: Path) -> None:
+    other, store = tmp_path / "other", shutil.copytree(small_run.store, tmp_path / "store")
+    done("generate", "--out", other, "data.drift.trajectories=160", "data.drift.seed=5")
+    renamed = tmp_path / "renamed.jsonl"
+    write_trajectories((dataclasses.replace(t, id=f"other {t.id}") for t in read_trajectories(other)), renamed)
+    done("embed", "--quiet", "--trajectories", renamed, "--store", store)
+    done(*small_run.train(
+        tmp_path / "run", f"data.unseen=[{renamed}]", f"data.store={store}", "data.split.local=20",
+        "stage1.steps=0", "stage2.steps=0",
+    ))  # fmt: skip
+    run = open_run(tmp_path / "run")
+    assert len(run.part("calibration")) == 20
+    for name in ("calibration", "test"):
+        assert all(t.id.startswith("other ") for t in run.part(name))
+    for name in ("train", "validation"):
+        assert not any(t.id.startswith("other ") for t in run.part(name))

@@ -28,7 +28,8 @@ class StepScores:
     maxima: np.ndarray
 
 
-def _fit(features: np.ndarray, labels: np.ndarray) -> Pipeline | None:
+def fit(features: np.ndarray, labels: np.ndarray) -> Pipeline | None:
+    """The regression of ``labels`` ``[N]`` on ``features`` ``[N, F]``, classes weighted alike; None for one class."""
     if len(np.unique(labels)) < 2:
         return None
     model = LogisticRegression(C=REGULARISATION, max_iter=500, class_weight="balanced")
@@ -59,7 +60,7 @@ def step_scores(train: Episodes, test: Episodes) -> StepScores | None:
         end = len(own) if hazard < 0 else hazard + 1
         features.append(own[:end])
         labels.append(np.arange(end) == hazard)
-    model = _fit(np.concatenate(features), np.concatenate(labels)) if features else None
+    model = fit(np.concatenate(features), np.concatenate(labels)) if features else None
     if model is None:
         return None
     steps = [model.predict_proba(_steps(test, i))[:, 1] for i in range(len(test))]
@@ -70,7 +71,7 @@ def bag_scores(train: Episodes, test: Episodes) -> np.ndarray | None:
     """Fits the order-blind scorer on labelled trajectories and scores ``test`` ``[n]``; None for one class."""
     labelled = [i for i, label in enumerate(train.unsafe) if label is not None]
     labels = np.array([bool(train.unsafe[i]) for i in labelled])
-    model = _fit(np.stack([_bag(train, i) for i in labelled]), labels) if labelled else None
+    model = fit(np.stack([_bag(train, i) for i in labelled]), labels) if labelled else None
     if model is None:
         return None
     return model.predict_proba(np.stack([_bag(test, i) for i in range(len(test))]))[:, 1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from jaxguard.decision.scored import ScoredTrajectory
+from jaxguard.decision.shift import ShiftDetector
 from jaxguard.features.embed import embed
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
@@ -29,6 +30,7 @@ from jaxguard.training.checkpoints import versions
 from jaxguard.types import Decision, JaxguardError, Trajectory
 
 ROWS_PER_GROUP = 50_000
+SHIFT_BLOCK = 10_000
 
 STEPS = pa.schema(
     [
@@ -65,11 +67,34 @@ TRAJECTORIES = pa.schema(
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """What a scoring run did; ``records == converted + rejected``, ``trajectories == scored``."""
+    """What a scoring run did; ``records == converted + rejected``, ``trajectories == scored``.
+
+    ``shift_at`` is the trajectory at which the archive no longer looked like the calibration set, if it came to that
+    (:mod:`jaxguard.decision.shift`).
+    """
 
     counts: dict[str, int]
     decisions: dict[str, int]
     seconds: dict[str, float]
+    shift_at: int | None
+
+
+class _ShiftWatch:
+    """A :class:`ShiftDetector` for each :data:`SHIFT_BLOCK` trajectories: what it keeps grows with what it saw."""
+
+    def __init__(self, maxima: Sequence[float]):
+        self._maxima, self._blocks = maxima, 0
+        self._detector = ShiftDetector(maxima)
+        self.evidence = 0.0
+        self.alarm_at: int | None = None
+
+    def __call__(self, score: float) -> None:
+        if self._detector.seen == SHIFT_BLOCK:
+            self._blocks += 1
+            self._detector = ShiftDetector(self._maxima, seed=self._blocks)
+        self.evidence = max(self.evidence, self._detector.update(score))
+        if self.alarm_at is None and self._detector.alarm_at is not None:
+            self.alarm_at = self._blocks * SHIFT_BLOCK + self._detector.alarm_at
 
 
 class _Writer:
@@ -208,8 +233,10 @@ def score_archive(
             held.append(trajectory)
             yield trajectory
 
+    watch = _ShiftWatch(calibration.hold_maxima)
     with tqdm(total=total, desc="score", unit="trajectory", disable=not progress) as bar:
         for scored in guard.score(reading(), features):
+            watch(scored.max_fused)
             steps.add(step_rows(held.popleft(), scored))
             row = trajectory_row(scored)
             outcomes.add([row])
@@ -229,6 +256,7 @@ def score_archive(
         "counts": counts,
         "decisions": dict(sorted(decisions.items())),
         "seconds": seconds,
+        "shift": {"log10_evidence": round(watch.evidence, 2), "alarm_at_trajectory": watch.alarm_at},
         "guard": {
             "weights": guard.weights,
             "encoder": guard.encoder.fingerprint.to_dict(),
@@ -241,4 +269,4 @@ def score_archive(
     partial = out / "manifest.partial"
     partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     partial.replace(out / "manifest.json")
-    return ScoreReport(counts, manifest["decisions"], seconds)
+    return ScoreReport(counts, manifest["decisions"], seconds, watch.alarm_at)

@@ -90,6 +90,71 @@ def make_splits(
     return {name: sorted(ids) for name, ids in result.items()}
 
 
+def transfer_splits(
+    seen: Iterable[Trajectory],
+    unseen: Iterable[Trajectory],
+    fractions: Mapping[str, float],
+    seed: int,
+    local: int,
+    *,
+    group_by: str | None = None,
+    join_actions: bool = False,
+) -> dict[str, list[str]]:
+    """Parts for a guard that is trained on some sets and used on another.
+
+    Whole components of ``unseen`` make ``calibration``, in seeded order, until they hold ``local`` safe trajectories;
+    their unsafe ones are ``left_out``, as is every seen trajectory whose text also stands in ``unseen``.
+
+    Args:
+        seen: Trajectories to train on.
+        unseen: Trajectories to calibrate and test on.
+        fractions: Shares of ``train`` and ``validation``; only their ratio counts.
+        seed: Decides which components go where.
+        local: Safe calibration trajectories wanted.
+        group_by: See :func:`make_splits`.
+        join_actions: See :func:`make_splits`.
+
+    Returns:
+        ``train``, ``validation``, ``calibration``, ``test`` and ``left_out`` -> ids in ascending order.
+
+    Raises:
+        SplitError: As :func:`make_splits`; or ``unseen`` has too few safe trajectories to leave any for the test.
+    """
+    foreign = list(unseen)
+    texts = {_entry(trajectory, None).text for trajectory in foreign}
+    kept: list[Trajectory] = []
+    left_out: list[Trajectory] = []
+    for trajectory in seen:
+        (left_out if _entry(trajectory, None).text in texts else kept).append(trajectory)
+    total = fractions["train"] + fractions["validation"]
+    if not total > 0:
+        raise SplitError(f"fractions: train + validation is {total:g}, expected more than 0")
+    parts = make_splits(
+        kept,
+        {name: fractions[name] / total for name in ("train", "validation")},
+        seed,
+        group_by=group_by,
+        join_actions=join_actions,
+    )
+    label_of = {trajectory.id: trajectory.unsafe for trajectory in foreign}
+    calibration: list[str] = []
+    test: list[str] = []
+    others = [trajectory.id for trajectory in left_out]
+    for component in _components(foreign, seed, group_by, join_actions):
+        safe = [name for name in component.ids if label_of[name] is False]
+        if safe and len(calibration) + len(safe) <= local:
+            calibration += safe
+            others += [name for name in component.ids if label_of[name] is not False]
+        else:
+            test += component.ids
+    if len(calibration) < local or not any(label_of[name] is False for name in test):
+        raise SplitError(
+            f"unseen: {len(calibration)} safe trajectories in whole groups for calibration, expected {local} and "
+            "some more for the test; choose a smaller data.split.local"
+        )
+    return parts | {"calibration": sorted(calibration), "test": sorted(test), "left_out": sorted(others)}
+
+
 def _check_fractions(fractions: Mapping[str, float]) -> None:
     for name, share in fractions.items():
         if not (math.isfinite(share) and share >= 0):

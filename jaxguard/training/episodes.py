@@ -40,6 +40,7 @@ class Episodes:
         hazard_step: First hazard step that supervises; -1 for a safe trajectory, -2 where nothing does.
         unsafe: Trajectory label; None where there is none.
         cut: How many trajectories were longer than the training limit.
+        source: The set that each trajectory comes from.
     """
 
     table: np.ndarray
@@ -49,6 +50,7 @@ class Episodes:
     hazard_step: np.ndarray
     unsafe: tuple[bool | None, ...]
     cut: int
+    source: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -99,7 +101,7 @@ def make_episodes(
         JaxguardError: a text is not in the store (``jaxguard embed`` adds it).
     """
     index: dict[str, int] = {}
-    ids, rows, fresh, hazards, unsafe = [], [], [], [], []
+    ids, rows, fresh, hazards, unsafe, sources = [], [], [], [], [], []
     cut = 0
     for trajectory in trajectories:
         if not trajectory.steps:
@@ -117,6 +119,7 @@ def make_episodes(
         hazard = supervising_step(trajectory, unlabelled_hazard)
         hazards.append(hazard if hazard < length else -2)
         unsafe.append(trajectory.unsafe)
+        sources.append(trajectory.source)
     if not ids:
         raise TrainingError(f"training data: got {len(trajectories)} trajectories, none with a step")
     return Episodes(
@@ -127,6 +130,7 @@ def make_episodes(
         hazard_step=np.array(hazards),
         unsafe=tuple(unsafe),
         cut=cut,
+        source=tuple(sources),
     )
 
 
@@ -149,10 +153,21 @@ def bucket(length: int) -> int:
     return -(-length // BUCKETS[-1]) * BUCKETS[-1]
 
 
-def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Index arrays of one pass over the data, shuffled; each batch stays within one bucket."""
+def epoch_batches(
+    lengths: np.ndarray, batch_size: int, seed: int, epoch: int, balance: Sequence[str] = ()
+) -> list[np.ndarray]:
+    """Index arrays of one pass over the data, shuffled; each batch stays within one bucket.
+
+    ``balance`` names the source of each trajectory: every source then gives the same number of them to a pass, small
+    ones by repeating, large ones a part that changes from pass to pass.
+    """
     rng = np.random.default_rng((seed, epoch))
     order = rng.permutation(len(lengths))
+    if balance:
+        sources = np.array(balance)[order]
+        names = np.unique(sources)
+        each = -(-len(order) // len(names))
+        order = rng.permutation(np.concatenate([np.resize(order[sources == name], each) for name in names]))
     buckets = np.array([bucket(int(n)) for n in lengths])[order]
     batches = []
     for size in np.unique(buckets):

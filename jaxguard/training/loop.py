@@ -40,11 +40,14 @@ class StageResult:
     validation_loss: float
 
 
-def batch_stream(episodes: Episodes, batch_size: int, seed: int, start: Position) -> Iterator[tuple[Position, Any]]:
+def batch_stream(
+    episodes: Episodes, batch_size: int, seed: int, start: Position, balance: bool = False
+) -> Iterator[tuple[Position, Any]]:
     """Endless ``(position of the batch after, indices)`` from ``start`` on."""
+    sources = episodes.source if balance else ()
     position = start
     while True:
-        batches = epoch_batches(episodes.lengths, batch_size, seed, position.epoch)
+        batches = epoch_batches(episodes.lengths, batch_size, seed, position.epoch, sources)
         for i in range(position.batch, len(batches)):
             last = i + 1 == len(batches)
             yield Position(position.epoch + 1, 0) if last else Position(position.epoch, i + 1), batches[i]
@@ -185,7 +188,7 @@ def train_stage(
     bar = tqdm(
         total=settings.steps, initial=first, desc=f"stage {stage}", unit="step", disable=not progress, mininterval=0.5
     )
-    stream = batch_stream(train, settings.batch_size, config.train.seed, position)
+    stream = batch_stream(train, settings.batch_size, config.train.seed, position, config.train.balance)
     done = first
     with bar, contextlib.closing(checkpoints):
         for done in range(first + 1, end + 1):

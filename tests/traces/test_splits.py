@@ -9,7 +9,14 @@ import pytest
 
 from jaxguard.traces.convert import convert
 from jaxguard.traces.jsonl import read_trajectories
-from jaxguard.traces.splits import SplitError, action_fingerprint, load_splits, make_splits, save_splits
+from jaxguard.traces.splits import (
+    SplitError,
+    action_fingerprint,
+    load_splits,
+    make_splits,
+    save_splits,
+    transfer_splits,
+)
 from jaxguard.types import Step, Trajectory
 
 FRACTIONS = {"train": 0.6, "val": 0.1, "calibration": 0.1, "test": 0.2}
@@ -219,3 +226,45 @@ def test_twins_with_different_titles_stay_together() -> None:
     train = {name.split("-")[0] for name in splits["train"]}
     assert train
     assert not train & {name.split("-")[0] for name in splits["test"]}
+
+
+def foreign(groups, per_group):
+    return [
+        trajectory(f"u{g}-{i}", group=f"u{g}", unsafe=i % 2 == 0, source="elsewhere")
+        for g in range(groups)
+        for i in range(per_group)
+    ]
+
+
+def test_an_unseen_set_is_calibrated_and_tested_on_in_whole_groups() -> None:
+    seen, unseen = many(40, 5), foreign(20, 4)
+    splits = transfer_splits(seen, unseen, FRACTIONS | {"validation": 0.2}, seed=1, local=10)
+    part = part_of(splits)
+    assert part.keys() == {t.id for t in [*seen, *unseen]}
+    assert {part[t.id] for t in seen} == {"train", "validation"}
+    assert len(splits["train"]) == pytest.approx(200 * 0.6 / 0.8, abs=10)
+    assert len(splits["calibration"]) == 10
+    label = {t.id: t.unsafe for t in unseen}
+    assert not any(label[name] for name in splits["calibration"])
+    assert {name.split("-")[0] for name in splits["calibration"]}.isdisjoint(n.split("-")[0] for n in splits["test"])
+    assert all(label[name] for name in splits["left_out"])
+    assert len(splits["test"]) == 80 - 10 - 10
+    assert splits == transfer_splits(reversed(seen), reversed(unseen), FRACTIONS | {"validation": 0.2}, 1, 10)
+
+
+def test_what_also_stands_in_the_unseen_set_is_not_trained_on() -> None:
+    unseen = foreign(10, 4)
+    copied = trajectory("copy", actions=[("say", {"text": unseen[0].id})], instruction=unseen[0].instruction)
+    splits = transfer_splits([*many(10, 5), copied], unseen, FRACTIONS | {"validation": 0.2}, seed=1, local=4)
+    assert "copy" in splits["left_out"]
+
+
+@pytest.mark.parametrize("local", [20, 19, 50])
+def test_too_few_local_trajectories(local) -> None:
+    with pytest.raises(SplitError, match=rf"unseen: \d+ safe trajectories .* expected {local} and some more"):
+        transfer_splits(many(10, 5), foreign(10, 4), FRACTIONS | {"validation": 0.2}, seed=1, local=local)
+
+
+def test_training_parts_need_a_share() -> None:
+    with pytest.raises(SplitError, match="train \\+ validation is 0"):
+        transfer_splits(many(10, 5), foreign(10, 4), {"train": 0, "validation": 0}, seed=1, local=5)

@@ -168,3 +168,16 @@ def test_batch_is_padded_and_masked(episodes: Episodes) -> None:
         assert not array.any()
     for array in (batch.target, batch.supervised, batch.hazard, batch.prefix):
         assert not array[batch.valid == 0].any()
+
+
+def test_balanced_passes_draw_as_many_from_every_source() -> None:
+    lengths = np.random.default_rng(0).integers(1, 40, size=110)
+    sources = ("large",) * 100 + ("small",) * 10
+    drawn = [np.concatenate(epoch_batches(lengths, 8, 1, epoch, sources)) for epoch in range(2)]
+    for order in drawn:
+        assert len(order) == 110
+        small = order[order >= 100]
+        assert len(small) == 55
+        assert sorted(np.bincount(small)[100:].tolist()) == [5] * 5 + [6] * 5
+        assert len(set(order[order < 100].tolist())) == 55
+    assert set(drawn[0].tolist()) != set(drawn[1].tolist())
