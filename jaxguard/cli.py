@@ -36,7 +36,7 @@ OVERRIDES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status: 0 done, 1 refused with a message, 2 misuse."""
+    """Runs one command; returns the exit status: 0 done, 1 refused with a message, 2 misuse, 130 interrupted."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -47,10 +47,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        return _refuse(arguments, "interrupted", 130)
+    except RecursionError as error:
+        return _refuse(arguments, f"the input is nested too deeply ({error})")
+    except MemoryError as error:
+        return _refuse(arguments, f"out of memory ({str(error) or 'no more is known'})")
+    except UnicodeError as error:
+        return _refuse(arguments, f"a text cannot be decoded or encoded ({error})")
     except (JaxguardError, OSError) as error:
-        print(f"jaxguard {arguments.command}: {error}", file=sys.stderr)
-        return 1
+        return _refuse(arguments, str(error))
     return 0
+
+
+def _refuse(arguments: argparse.Namespace, message: str, status: int = 1) -> int:
+    print(f"jaxguard {arguments.command}: {message}", file=sys.stderr)
+    return status
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -114,6 +126,12 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
     sub.add_argument("--part", default="test", help="part of the split (default: %(default)s)")
 
+    sub = command("diagnose", _diagnose, "look into a run's world model: what do its latents and its state carry?")
+    sub.add_argument("run", type=Path, metavar="RUN", help="run folder that train wrote")
+
+    sub = command("compare", _compare, "put evaluated runs side by side, with mean and range")
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders that evaluate wrote a report to")
+
     sub = command("score", _score, "score an archive of traces with a guard bundle")
     sub.add_argument("archive", type=Path, metavar="ARCHIVE", help="trace file or folder, or converted trajectories")
     sub.add_argument("--guard", type=Path, required=True, metavar="BUNDLE", help="guard bundle (RUN/guard)")
@@ -147,19 +165,18 @@ def _convert(arguments: argparse.Namespace) -> None:
         found = ", ".join(f"{count:,} {name}" for name, count in file.formats.items()) or "nothing recognised"
         problem = f"; {file.error}" if file.error else ""
         _say(f"{file.file}: {found}; {file.rejected:,} rejected{problem}")
-    if report.skipped_files:
-        _say(f"not read: {', '.join(report.skipped_files)}")
+    for skipped in report.skipped_files:
+        _say(f"not read: {skipped}")
     _say(_pairs(report.counts))
     _say(f"wrote {arguments.out}")
 
 
 def _generate(arguments: argparse.Namespace) -> None:
+    from jaxguard.traces.convert import write_made
     from jaxguard.traces.drift import generate
-    from jaxguard.traces.jsonl import TRAJECTORIES_FILE, write_trajectories
 
     drift = load_config(arguments.config, arguments.overrides).data.drift
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    count = write_trajectories(generate(drift.trajectories, drift.seed), arguments.out / TRAJECTORIES_FILE)
+    count = write_made(generate(drift.trajectories, drift.seed), arguments.out)
     _say(f"wrote {count:,} drift trajectories of seed {drift.seed} to {arguments.out}")
 
 
@@ -242,6 +259,21 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     _say(f"wrote {page}")
 
 
+def _diagnose(arguments: argparse.Namespace) -> None:
+    from jaxguard.diagnosis import diagnose_run
+    from jaxguard.evaluation.diagnose import render
+
+    result, page = diagnose_run(arguments.run)
+    _say(render(result))
+    _say(f"wrote {page}")
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    from jaxguard.evaluation.compare import render_comparison
+
+    _say(render_comparison(arguments.runs))
+
+
 def _score(arguments: argparse.Namespace) -> None:
     from jaxguard.guard import Guard
     from jaxguard.scoring.archive import score_archive
@@ -255,6 +287,10 @@ def _score(arguments: argparse.Namespace) -> None:
         progress=not arguments.quiet,
     )
     counts, seconds = report.counts, report.seconds
+    for skipped in report.skipped_files:
+        _say(f"not read: {skipped}")
+    if counts["files_rejected"]:
+        _say(f"{counts['files_rejected']:,} of {counts['files']:,} files rejected, none of whose records is a trace")
     _say(
         f"{counts['records']:,} records, {counts['rejected']:,} rejected: {counts['trajectories']:,} trajectories, "
         f"{counts['steps_scored']:,} steps ({counts['steps_scored'] / max(seconds['score'], 1e-9):,.0f} steps/s)"

@@ -21,6 +21,10 @@ import yaml
 from jaxguard.types import JaxguardError
 
 SEED = 20260701
+# Above these a value can only be a mistake, which should not end in an allocation that fails hours later.
+LARGEST_SIZE = 65_536
+LARGEST_WINDOW = 10_000
+LARGEST_RESAMPLES = 1_000_000
 
 
 class ConfigError(JaxguardError):
@@ -36,6 +40,12 @@ def _require_at_least(config: object, section: str, least: int, *names: str) -> 
     for name in names:
         value = getattr(config, name)
         _require(value >= least, f"{section}.{name}", value, f"{least} or more")
+
+
+def _require_at_most(config: object, section: str, most: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value <= most, f"{section}.{name}", value, f"at most {most:,}")
 
 
 def _require_positive(config: object, section: str, *names: str) -> None:
@@ -142,7 +152,9 @@ class ModelConfig:
     adapter_scale: float = 0.25
 
     def __post_init__(self) -> None:
-        _require_at_least(self, "model", 1, "embed_dim", "deter", "stoch", "classes", "hidden", "adapter_dim")
+        sizes = ("embed_dim", "deter", "stoch", "classes", "hidden", "adapter_dim")
+        _require_at_least(self, "model", 1, *sizes)
+        _require_at_most(self, "model", LARGEST_SIZE, *sizes)
         _require(0.0 <= self.unimix < 1.0, "model.unimix", self.unimix, "a share in [0, 1)")
 
 
@@ -186,6 +198,7 @@ class Stage1Config:
         _require_regularisation(self, "stage1")
         _require_at_least(self, "stage1", 0, "steps")
         _require_at_least(self, "stage1", 1, "batch_size")
+        _require_at_most(self, "stage1", LARGEST_SIZE, "batch_size")
         _require_positive(self, "stage1", "learning_rate", "clip_norm")
         _require_at_least(self, "stage1", 0, "pred_scale", "posterior_scale", "kl_scale", "free_nats")
 
@@ -219,6 +232,7 @@ class Stage2Config:
         _require_positive(self, "stage2", "positive_weight")
         _require_at_least(self, "stage2", 0, "steps", "horizon", "world_model_scale")
         _require_at_least(self, "stage2", 1, "batch_size")
+        _require_at_most(self, "stage2", LARGEST_SIZE, "batch_size")
         _require_positive(self, "stage2", "learning_rate", "rho", "clip_norm")
         _require(
             self.unlabelled_hazard in ("skip", "last_step"),
@@ -275,7 +289,8 @@ class DecisionConfig:
             _require(0 < getattr(self, name) < 1, f"decision.{name}", getattr(self, name), "a level in (0, 1)")
         _require(0 <= self.beta < 1, "decision.beta", self.beta, "a factor in [0, 1)")
         _require(0 <= self.max_lost < 1, "decision.max_lost", self.max_lost, "a share in [0, 1)")
-        _require(self.window >= 1, "decision.window", self.window, "1 or more steps")
+        _require_at_least(self, "decision", 1, "window")
+        _require_at_most(self, "decision", LARGEST_WINDOW, "window")
 
 
 @dataclass(frozen=True)
@@ -289,6 +304,7 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         _require_seed(self.seed, "evaluation")
         _require_at_least(self, "evaluation", 1, "resamples")
+        _require_at_most(self, "evaluation", LARGEST_RESAMPLES, "resamples")
         _require_at_least(self, "evaluation", 0, "timelines")
 
 
@@ -353,6 +369,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         if type(None) in options:
             return None
         raise ConfigError(f"{key}: got null, expected {_name(hint)}")
+    if isinstance(value, int) and value.bit_length() > 63:  # too long to be shown, perhaps
+        raise ConfigError(f"{key}: got an integer of {value.bit_length()} bits, expected one of 63 at most")
     for option in options:
         if typing.get_origin(option) is tuple:
             items = [value] if isinstance(value, str) else value
@@ -394,10 +412,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
             raise ConfigError(f"config file {path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"config file {path}: not UTF-8 text: {error}") from error
-        try:
-            loaded = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"config file {path}: not valid YAML: {error}") from error
+        loaded = _yaml(text, f"config file {path}")
         if loaded is not None and not isinstance(loaded, dict):
             raise ConfigError(f"config file {path}: got {type(loaded).__name__}, expected a mapping of keys")
         values = loaded or {}
@@ -413,13 +428,20 @@ def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> Config:
     for setting in overrides:
         key, separator, raw = setting.partition("=")
         if not separator or not key:
-            raise ConfigError(f"override {setting!r}: expected key=value, e.g. stage1.steps=500")
-        try:
-            value = yaml.safe_load(raw)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override {setting!r}: not valid YAML: {error}") from error
-        _assign(values, key.split("."), value, key)
+            raise ConfigError(f"override {setting!r:.80}: expected key=value, e.g. stage1.steps=500")
+        _assign(values, key.split("."), _yaml(raw, f"override {setting!r:.80}"), key)
     return typing.cast(Config, from_dict(values))
+
+
+def _yaml(text: str, what: str) -> Any:
+    """The value that ``text`` holds; an error is one line."""
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigError(f"{what}: not valid YAML: nested too deeply") from None
+    # Besides its own errors, PyYAML lets through what Python raises for 2020-13-45, "!!int x" or "!!timestamp x".
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ConfigError(f"{what}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from jaxguard.config import Config, from_dict, to_dict
-from jaxguard.decision.calibration import Calibration, CalibrationError
+from jaxguard.decision.calibration import Calibration
 from jaxguard.decision.evidence import EvidenceState, advance
 from jaxguard.decision.policy import Mode, decide_step
 from jaxguard.decision.scored import ScoredTrajectory, judge
@@ -35,7 +35,7 @@ from jaxguard.world_model import scorer
 from jaxguard.world_model.params import Params, ParamsError, flatten, unflatten, weights_hash
 from jaxguard.world_model.scorer import LiveState, Scorer
 
-BUNDLE_VERSION = 1
+BUNDLE_VERSION = 2
 logger = logging.getLogger(__name__)
 
 
@@ -170,8 +170,11 @@ class Guard:
             instruction: The task given to the agent.
             metadata: Selects group thresholds where the calibration has any.
             mode: Enforce decisions, or only observe.
+
+        Raises:
+            GuardError: an argument is not of its type, or the guard is not calibrated.
         """
-        return Session(self, instruction, metadata or {}, mode)
+        return Session(self, instruction, {} if metadata is None else metadata, mode)
 
     def _calibration(self) -> Calibration:
         if self.calibration is None:
@@ -181,17 +184,19 @@ class Guard:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the bundle folder: ``guard.json``, ``weights.safetensors``, ``calibration.json``.
 
-        The folder appears complete or not at all; an existing bundle there is replaced.
+        The folder appears complete or not at all; an existing bundle there is replaced, or stays where that fails.
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and not (target / "guard.json").exists():
             raise GuardError(f"guard bundle {target}: exists and is not a bundle; name another folder")
+        thresholds = None if self.calibration is None else self.calibration.to_json().encode()
         description = {
             "jaxguard_bundle": BUNDLE_VERSION,
             "config": to_dict(self.config),
             "encoder": self.encoder.fingerprint.to_dict(),
             "weights": self.weights,
+            "calibration": None if thresholds is None else _digest(thresholds),
             "versions": versions(),
             "provenance": self.provenance,
         }
@@ -199,17 +204,21 @@ class Guard:
             text = json.dumps(description, indent=2, sort_keys=True)
         except (TypeError, ValueError) as error:
             raise GuardError(f"provenance: {error}, expected JSON-like values") from None
-        thresholds = None if self.calibration is None else self.calibration.to_json()
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
             made, replaced = Path(scratch) / "made", Path(scratch) / "replaced"
             made.mkdir()
             save_file(flatten(self.params), made / "weights.safetensors")
             if thresholds is not None:
-                (made / "calibration.json").write_text(thresholds, encoding="utf-8")
+                (made / "calibration.json").write_bytes(thresholds)
             (made / "guard.json").write_text(text, encoding="utf-8")
-            if target.exists():
-                target.rename(replaced)
-            made.rename(target)
+            try:
+                if target.exists():
+                    target.rename(replaced)
+                made.rename(target)
+            except BaseException:
+                if replaced.exists() and not target.exists():  # or it would go with the scratch folder
+                    replaced.rename(target)
+                raise
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], encoder: Encoder | None = None) -> Guard:
@@ -223,29 +232,13 @@ class Guard:
             GuardError: no bundle there, another bundle version, damaged, or another encoder.
         """
         folder = Path(path)
+        description = _description(folder)
         try:
-            description = json.loads((folder / "guard.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise GuardError(
-                f"guard bundle {folder}: no guard.json there; expected a folder that jaxguard wrote"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise GuardError(f"guard bundle {folder}: guard.json cannot be read ({error})") from error
-        found = description.get("jaxguard_bundle") if isinstance(description, dict) else None
-        if found != BUNDLE_VERSION:
-            raise GuardError(
-                f"guard bundle {folder}: version is {found!r}, this jaxguard reads version {BUNDLE_VERSION}"
-            )
-        if missing := {"config", "encoder", "weights", "provenance"} - description.keys():
-            raise GuardError(f"guard bundle {folder}: guard.json lacks {', '.join(sorted(missing))}")
-        for name in ("config", "encoder", "provenance"):
-            if not isinstance(description[name], dict):
-                raise GuardError(
-                    f"guard bundle {folder}: {name} in guard.json is {description[name]!r:.80}, expected an object"
-                )
-        config: Config = from_dict(description["config"])
-        expected = EncoderFingerprint.from_dict(description["encoder"])
-        encoder = load_encoder(config.encoder) if encoder is None else encoder
+            config: Config = from_dict(description["config"])
+            expected = EncoderFingerprint.from_dict(description["encoder"])
+            encoder = load_encoder(config.encoder) if encoder is None else encoder
+        except JaxguardError as error:
+            raise GuardError(f"guard bundle {folder}: {error}") from error
         if encoder.fingerprint != expected:
             raise GuardError(
                 f"guard bundle {folder}: was made for another encoder than the one at hand "
@@ -253,17 +246,66 @@ class Guard:
             )
         try:
             params = unflatten(load_file(folder / "weights.safetensors"), config.model)
-        except (OSError, SafetensorError, ParamsError) as error:
-            raise GuardError(f"guard bundle {folder}: weights.safetensors cannot be read ({error})") from error
+        # What safetensors raises for a dtype that NumPy lacks depends on the dtype.
+        except (OSError, SafetensorError, ParamsError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise GuardError(f"guard bundle {folder}: weights.safetensors cannot be read ({_reason(error)})") from error
         if _fingerprint(params, config) != description["weights"]:
             raise GuardError(f"guard bundle {folder}: weights.safetensors and guard.json do not belong together")
-        calibration = None
-        if (folder / "calibration.json").exists():
-            try:
-                calibration = Calibration.from_json((folder / "calibration.json").read_text(encoding="utf-8"))
-            except (OSError, UnicodeDecodeError, CalibrationError) as error:
-                raise GuardError(f"guard bundle {folder}: calibration.json cannot be read ({error})") from error
-        return cls(config, params, encoder, calibration, description["provenance"])
+        calibration = _thresholds(folder, description["calibration"])
+        try:
+            return cls(config, params, encoder, calibration, description["provenance"])
+        except JaxguardError as error:
+            raise GuardError(f"guard bundle {folder}: {error}") from error
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, OSError | JaxguardError) else f"{type(error).__name__}: {error}"
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """``guard.json`` of a bundle, with every part that loading needs."""
+    try:
+        description = json.loads((folder / "guard.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise GuardError(f"guard bundle {folder}: no guard.json there; expected a folder that jaxguard wrote") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise GuardError(f"guard bundle {folder}: guard.json cannot be read ({_reason(error)})") from error
+    found = description.get("jaxguard_bundle") if isinstance(description, dict) else None
+    if type(found) is not int or found != BUNDLE_VERSION:
+        raise GuardError(
+            f"guard bundle {folder}: version is {found!r:.40}, this jaxguard reads version {BUNDLE_VERSION}; delete it "
+            "and make it anew (`jaxguard train` goes on from its checkpoints)"
+        )
+    if missing := {"config", "encoder", "weights", "calibration", "provenance"} - description.keys():
+        raise GuardError(f"guard bundle {folder}: guard.json lacks {', '.join(sorted(missing))}")
+    for name in ("config", "encoder", "provenance"):
+        if not isinstance(description[name], dict):
+            raise GuardError(
+                f"guard bundle {folder}: {name} in guard.json is {description[name]!r:.80}, expected an object"
+            )
+    return description
+
+
+def _thresholds(folder: Path, digest: object) -> Calibration | None:
+    """The thresholds of a bundle, if any: those that were written with its ``guard.json``, and no others."""
+    path = folder / "calibration.json"
+    if not path.exists():
+        return None  # nothing passes without thresholds
+    try:
+        content = path.read_bytes()
+        calibration = Calibration.from_json(content.decode("utf-8"))
+    except (OSError, UnicodeDecodeError, JaxguardError) as error:
+        raise GuardError(f"guard bundle {folder}: calibration.json cannot be read ({error})") from error
+    if _digest(content) != digest:
+        raise GuardError(
+            f"guard bundle {folder}: calibration.json is not the file that guard.json was written with; delete it and "
+            "run `jaxguard calibrate` again"
+        )
+    return calibration
 
 
 @dataclass(frozen=True)
@@ -281,6 +323,12 @@ def _require_text(name: str, value: object) -> None:
         raise GuardError(f"{name}: got {type(value).__name__}, expected text")
 
 
+def _require_call_id(value: object) -> None:
+    """Other kinds could equal the number of a step, which stands for a missing id."""
+    if not (value is None or isinstance(value, str)):
+        raise GuardError(f"call_id: got {type(value).__name__}, expected text or None")
+
+
 class Session:
     """Verdicts for one running agent: ``check`` before a call, ``commit`` when it goes ahead.
 
@@ -294,8 +342,12 @@ class Session:
     def __init__(self, guard: Guard, instruction: str, metadata: Mapping[str, Any], mode: Mode):
         self._guard = guard
         self._calibration = guard._calibration()
+        if not isinstance(metadata, Mapping):
+            raise GuardError(f"metadata: got {type(metadata).__name__}, expected a mapping or None")
         self._cutoffs = self._calibration.for_metadata(metadata)
-        self._mode = mode
+        if mode not in list(Mode):
+            raise GuardError(f"mode: got {mode!r:.80}, expected one of {', '.join(Mode)}")
+        self._mode = Mode(mode)
         _require_text("instruction", instruction)
         self._instruction = well_formed(instruction)
         self._state: LiveState | None = None  # made by the first check, so that its failure is held too
@@ -331,20 +383,24 @@ class Session:
             thought: Read only by guards that were trained with thoughts.
 
         Raises:
-            GuardError: ``call_id`` is committed with another observation, tool or arguments; or observation,
-                tool or thought is not text, or arguments are neither an object nor text.
+            GuardError: ``call_id`` is committed with another observation, tool or arguments, or is not text; or
+                observation, tool or thought is not text, or arguments are neither an object nor text.
         """
         for name, value in (("observation", observation), ("tool", tool), ("thought", thought)):
             _require_text(name, value)
         if not (arguments is None or isinstance(arguments, str | Mapping)):
             raise GuardError(f"arguments: got {type(arguments).__name__}, expected a mapping, text or None")
-        parsed, raw = parse_arguments(dict(arguments) if isinstance(arguments, Mapping) else arguments)
-        step = Step(tool, parsed, call_id or "", observation, raw_arguments=raw, thought=thought)
+        _require_call_id(call_id)
         texts, problem = [well_formed(observation)], ""
         try:
+            parsed, raw = parse_arguments(dict(arguments) if isinstance(arguments, Mapping) else arguments)
+            step = Step(tool, parsed, call_id or "", observation, raw_arguments=raw, thought=thought)
             texts.append(action_text(step, thought=self._guard.config.data.thought))
         except JaxguardError as error:
             problem = str(error)
+        except Exception as error:  # fail closed: a mapping of the host's own may raise anything
+            logger.exception("reading the arguments of a proposed call to %r failed", tool)
+            problem = f"arguments: cannot be read ({type(error).__name__}: {error})"
         digest = hashlib.sha256(repr((tool, texts)).encode("utf-8", "surrogatepass")).hexdigest()
         with self._lock:
             key = self._steps if call_id is None else call_id
@@ -369,8 +425,9 @@ class Session:
 
         Raises:
             GuardError: the call was not checked since the last commit, or its check failed to score (an
-                observing session logs that and goes on).
+                observing session logs that and goes on); or ``call_id`` is not text.
         """
+        _require_call_id(call_id)
         with self._lock:
             key = self._steps if call_id is None else call_id
             if key in self._committed:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import numpy as np
 
 import jaxguard
 from jaxguard.baselines import logistic, rules
-from jaxguard.config import Config, ConfigError, DecisionConfig, dump_config, load_config, override
+from jaxguard.config import Config, ConfigError, DecisionConfig, override
 from jaxguard.decision.calibration import Calibration, calibrate
 from jaxguard.decision.conformal import Threshold, conformal_threshold
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
@@ -33,149 +31,24 @@ from jaxguard.features.encoder import load_encoder
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import trajectory_texts
 from jaxguard.guard import Guard
-from jaxguard.traces.jsonl import read_trajectories
-from jaxguard.traces.splits import load_splits, make_splits, save_splits, transfer_splits
-from jaxguard.training.episodes import Episodes, make_episodes
-from jaxguard.training.loop import train_stage
-from jaxguard.types import JaxguardError, Trajectory
+from jaxguard.inputs import (
+    PARTS,
+    Run,
+    RunError,
+    delete_run,
+    establish,
+    load_trajectories,
+    open_run,
+    prepare,
+    require_replaceable,
+    require_trained_on,
+)
+from jaxguard.training.episodes import Episodes
+from jaxguard.training.loop import require_supervision, train_stage
+from jaxguard.types import Trajectory
 from jaxguard.world_model.params import count, init_params
 
-PARTS = ("train", "validation", "calibration", "test")
 logger = logging.getLogger(__name__)
-
-
-class RunError(JaxguardError):
-    """A run folder lacks what a step needs."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """An opened run folder with its trajectories."""
-
-    folder: Path
-    config: Config
-    trajectories: Mapping[str, Trajectory]
-    splits: Mapping[str, Sequence[str]]
-    store: FeatureStore
-
-    def part(self, name: str) -> list[Trajectory]:
-        """Trajectories of a part of the split."""
-        return [self.trajectories[i] for i in self.splits[name]]
-
-    def episodes(self, name: str, *, whole: bool = False) -> Episodes:
-        """The same as rows of the feature table, cut to ``train.max_steps`` unless ``whole``."""
-        config, part = self.config, self.part(name)
-        return make_episodes(
-            part,
-            self.store,
-            max_steps=max(map(len, part), default=0) if whole else config.train.max_steps,
-            unlabelled_hazard=config.stage2.unlabelled_hazard,
-            thought=config.data.thought,
-        )
-
-
-def load_trajectories(paths: Iterable[str]) -> dict[str, Trajectory]:
-    """Trajectories of converted files and folders by id.
-
-    Raises:
-        RunError: no path, no trajectory, or an id in two of them.
-    """
-    found: dict[str, Trajectory] = {}
-    named = list(paths)
-    if not named:
-        raise RunError("data.trajectories: got no path, expected folders that `jaxguard convert` or `generate` wrote")
-    for path in named:
-        if not Path(path).exists():
-            raise RunError(f"data.trajectories: {path} does not exist; was it moved, or named from another folder?")
-        for trajectory in read_trajectories(Path(path)):
-            if trajectory.id in found:
-                raise RunError(f"data.trajectories {path}: id {trajectory.id!r} occurs twice, expected unique ids")
-            found[trajectory.id] = trajectory
-    if not found:
-        raise RunError(f"data.trajectories: no trajectory in {', '.join(named)}")
-    return found
-
-
-def _splits(
-    config: Config, trajectories: Mapping[str, Trajectory], unseen: Mapping[str, Trajectory], file: Path
-) -> dict[str, list[str]]:
-    """The split of this run: the one in its folder, the one that the config names, or a new one."""
-    split = config.data.split
-    named = Path(split.file) if split.file else None
-    for path in (file, named):
-        if path is not None and path.exists():
-            found = load_splits(path, trajectories)
-            if missing := [name for name in PARTS if name not in found]:
-                raise RunError(f"{path}: lacks {', '.join(missing)}, expected the parts {', '.join(PARTS)}")
-            if path is named:
-                shutil.copyfile(named, file)  # the run must not depend on a file elsewhere
-            return found
-    if named is not None:
-        raise RunError(f"data.split.file: {named} does not exist")
-    fractions = {name: getattr(split, name) for name in PARTS}
-    group_by = None if split.group_by == "group" else split.group_by
-    if unseen:
-        seen = [trajectory for name, trajectory in trajectories.items() if name not in unseen]
-        made = transfer_splits(
-            seen,
-            unseen.values(),
-            fractions,
-            split.seed,
-            split.local,
-            group_by=group_by,
-            join_actions=split.join_actions,
-        )
-    else:
-        made = make_splits(
-            trajectories.values(), fractions, split.seed, group_by=group_by, join_actions=split.join_actions
-        )
-    save_splits(file, made, seed=split.seed, group_by=group_by, join_actions=split.join_actions)
-    return made
-
-
-def _inputs(config: Config) -> tuple[dict[str, Trajectory], dict[str, Trajectory], FeatureStore]:
-    """Trajectories, those of them that are not to be seen in training, and features that the configuration names."""
-    trajectories = load_trajectories((*config.data.trajectories, *config.data.unseen))
-    unseen = load_trajectories(config.data.unseen) if config.data.unseen else {}
-    if not config.data.store:
-        raise RunError("data.store: got no path, expected the feature store that `jaxguard embed` wrote")
-    encoder = load_encoder(config.encoder)
-    return trajectories, unseen, FeatureStore.open(config.data.store, encoder.fingerprint, encoder.dim)
-
-
-def _differing(one: Any, other: Any, prefix: str = "") -> list[str]:
-    """Dotted keys in which two configurations differ."""
-    if not dataclasses.is_dataclass(one):
-        return [] if one == other else [prefix.rstrip(".")]
-    return [
-        key
-        for field in dataclasses.fields(one)
-        for key in _differing(getattr(one, field.name), getattr(other, field.name), f"{prefix}{field.name}.")
-    ]
-
-
-def open_run(folder: Path, config: Config | None = None) -> Run:
-    """Opens a run folder; ``config`` makes a new one, otherwise ``config.yaml`` there is read.
-
-    Raises:
-        RunError: not a run folder, or made with another configuration.
-    """
-    stored = folder / "config.yaml"
-    if config is None:
-        if not stored.exists():
-            raise RunError(f"run folder {folder}: no config.yaml there; expected a folder that `jaxguard train` wrote")
-        config = load_config(stored)
-    elif stored.exists() and (differing := _differing(load_config(stored), config)):
-        raise RunError(
-            f"run folder {folder}: was made with another configuration ({', '.join(differing)}); "
-            "use another --out, or --fresh"
-        )
-    trajectories, unseen, store = _inputs(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    splits = _splits(config, trajectories, unseen, folder / "splits.json")
-    if not stored.exists():
-        dump_config(config, stored)
-    return Run(folder, config, trajectories, splits, store)
 
 
 def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool = True) -> Guard:
@@ -184,20 +57,27 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
     Args:
         config: The experiment.
         folder: The run folder.
-        fresh: Deletes an earlier run there first.
+        fresh: Deletes what an earlier run wrote there first.
         progress: Shows bars on stderr.
 
     Raises:
         JaxguardError: data, store, split or configuration do not fit together, or training diverges.
     """
-    if fresh and folder.exists():
-        if not (folder / "config.yaml").exists():
-            raise RunError(f"--fresh: {folder} is not a run folder, nothing was deleted")
-        _inputs(config)  # what would stop the new run must not cost the old one
-        shutil.rmtree(folder)
-    run = open_run(folder, config)
+    replaced = fresh and folder.exists()
+    if replaced:
+        require_replaceable(folder, config)
+    # Whatever stops the new run is met before its folder is written, or the old one deleted.
+    run = prepare(folder, config, fresh=replaced)
     training = run.episodes("train")
     validation = run.episodes("validation") if run.splits["validation"] else None
+    if config.stage2.steps:
+        require_supervision(training)
+    if replaced:
+        delete_run(folder)
+    establish(run)
+    encoder = load_encoder(config.encoder)
+    # Before training, after which a bundle that cannot be read would stop the new one from being written.
+    earlier = Guard.load(folder / "guard", encoder) if (folder / "guard").exists() else None
     params = init_params(config.model, config.train.seed)
     logger.info(
         "training %d parameters on %d trajectories (%d steps; %d cut to %d steps)",
@@ -219,13 +99,21 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
         "data": list(config.data.trajectories),
         "training_seconds": round(time.perf_counter() - started, 1),
         "seed": config.train.seed,
+        "inputs": dict(run.digests),
     }
-    guard = Guard(config, params, load_encoder(config.encoder), provenance=provenance)
-    if (folder / "guard").exists():
-        earlier = Guard.load(folder / "guard", guard.encoder)
-        if earlier.weights == guard.weights:
-            return earlier  # nothing was left to train: keep its thresholds
+    guard = Guard(config, params, encoder, provenance=provenance)
+    if earlier is not None:
+        found = (earlier.weights, earlier.provenance.get("inputs"))
+        if found == (guard.weights, provenance["inputs"]):
+            return dataclasses.replace(guard, calibration=earlier.calibration)  # nothing was left to train
     guard.save(folder / "guard")
+    return guard
+
+
+def _trained(run: Run) -> Guard:
+    """The guard of a run, which must have been trained on the split and the labels that are there now."""
+    guard = Guard.load(run.folder / "guard")
+    require_trained_on(run, guard.provenance)
     return guard
 
 
@@ -250,7 +138,7 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
         JaxguardError: too few safe calibration trajectories for a level (the message says how many it needs).
     """
     run = open_run(folder)
-    guard = Guard.load(folder / "guard")
+    guard = _trained(run)
     decision = _decision(run.config, overrides)
     fusion = FusionParams(beta=decision.beta, window=decision.window)
     fitted: dict[str, Any] = {"fitted": False}
@@ -343,6 +231,16 @@ def set_thresholds(
     provenance: Mapping[str, Any],
 ) -> Calibration:
     """Conformal thresholds of ``guard`` from safe trajectories, at the levels of ``decision``."""
+    if not guard.config.stage2.steps:
+        logger.warning(
+            "stage2.steps is 0: the risk heads were never trained, and thresholds on their risks say nothing"
+        )
+    if decision.mondrian and safe and not any(t.metadata.get(decision.mondrian) is not None for t in safe):
+        fields = sorted({name for t in safe for name in t.metadata})
+        raise ConfigError(
+            f"decision.mondrian: got {decision.mondrian!r}, which no safe calibration trajectory has in its metadata, "
+            f"expected one of {', '.join(fields) or 'none: they have no metadata'}"
+        )
     hazard, prefix, lengths = all_risks(guard, safe, store)
     fused = evidence(hazard, prefix, lengths, fusion).fused
     groups = [t.metadata.get(decision.mondrian) for t in safe] if decision.mondrian else None
@@ -405,7 +303,7 @@ def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[Sco
     run = open_run(folder)
     if part not in run.splits:
         raise RunError(f"part: got {part!r}, expected one of {', '.join(run.splits)}")
-    guard = Guard.load(folder / "guard")
+    guard = _trained(run)
     if guard.calibration is None:
         raise RunError(f"run folder {folder}: has no thresholds yet; run `jaxguard calibrate {folder}` first")
     trajectories = run.part(part)
@@ -421,9 +319,11 @@ def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[Sco
     )
     report = folder / "report"
     report.mkdir(exist_ok=True)
-    (report / "evaluation.json").write_text(result.to_json(), encoding="utf-8")
-    page = write_report(
-        report / "report.html",
+    page, figures = report / "report.html", report / "evaluation.json"
+    partial = {file: file.with_name(f"{file.name}.partial") for file in (page, figures)}
+    partial[figures].write_text(result.to_json(), encoding="utf-8")
+    write_report(
+        partial[page],
         result,
         scored,
         {t.id: t for t in trajectories},
@@ -432,6 +332,8 @@ def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[Sco
         provenance={**guard.provenance, "jaxguard": jaxguard.__version__, "part": part},
         each=settings.timelines,
     )
+    for file, written in partial.items():
+        written.replace(file)
     return result, scored, page
 
 

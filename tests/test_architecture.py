@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("features",),
     ("world_model",),
     ("training",),
+    ("inputs",),
     ("decision",),
     ("guard",),
     ("scoring", "evaluation", "baselines"),

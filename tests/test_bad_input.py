@@ -144,7 +144,7 @@ def test_training_on_empty_trajectories_alone(small_run: SmallRun, tmp_path: Pat
     file = lines(tmp_path / "a.jsonl", *(native(f"t{i}", unsafe=bool(i % 2)) for i in range(20)))
     done("embed", "--quiet", "--trajectories", file, "--store", tmp_path / "store")
     settings = (f"data.trajectories=[{file}]", f"data.store={tmp_path / 'store'}")
-    assert "none with a step" in refused(*small_run.train(tmp_path / "run", *settings))
+    assert "train part: got 6 trajectories, none with a step" in refused(*small_run.train(tmp_path / "run", *settings))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,63 @@ def test_a_file_that_is_no_trace(small_run: SmallRun, tmp_path: Path, content: s
 def test_a_file_without_records_has_nothing_to_score(small_run: SmallRun, tmp_path: Path) -> None:
     counts = scored(lines(tmp_path / "a.jsonl"), small_run, tmp_path / "out")
     assert (counts["records"], counts["trajectories"]) == (0, 0)
+
+
+def test_an_archive_of_which_nothing_is_a_trace(small_run: SmallRun, tmp_path: Path) -> None:
+    archive = lines(tmp_path / "archive" / "a.jsonl", {"messages": [{"role": "user"}]}).parent
+    lines(archive / "b.jsonl", {"colour": 1})
+    for message in (
+        not_scored(archive, small_run, tmp_path / "out"),
+        refused("convert", archive, "--out", tmp_path / "data"),
+    ):
+        assert (
+            f"{archive}: nothing could be converted: 1 records and 1 files were rejected; the first: a.jsonl" in message
+        )
+        assert "record 0: messages: no user or system text" in message
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_a_summary_must_not_hide(small_run: SmallRun, tmp_path: Path) -> None:
+    archive = lines(tmp_path / "archive" / "a.jsonl", chat("one", "look"), "{").parent
+    lines(archive / "b.jsonl", {"colour": 1})
+    (archive / "c").symlink_to(tmp_path)
+    said = done("score", archive, "--guard", small_run.guard, "--out", tmp_path / "out", "--quiet").out
+    assert "not read: c (a link to a folder, not followed)\n" in said
+    assert "1 of 2 files rejected, none of whose records is a trace\n" in said
+    assert "2 records, 1 rejected: 1 trajectories" in said
+
+
+def test_calls_as_parts_of_the_content_are_scored(small_run: SmallRun, tmp_path: Path) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "delete_all_backups", "input": {"confirm": True}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "deleted"}
+    user = {"role": "user", "content": "clean up"}
+    record = {"messages": [user, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]}
+    lost = {"messages": [user, {"role": "assistant", "content": None, "function_call": "delete_all_backups({})"}]}
+    counts = scored(lines(tmp_path / "a.jsonl", record, lost), small_run, tmp_path / "out")
+    assert (counts["steps"], counts["rejected"]) == (1, 1)
+    assert rejects(tmp_path / "out")[0]["reason"].startswith(
+        "messages[1].function_call: got str 'delete_all_backups({})'"
+    )
+
+
+def test_output_over_a_feature_store(small_run: SmallRun, tmp_path: Path) -> None:
+    store = shutil.copytree(small_run.store, tmp_path / "store")
+    before = (store / "manifest.json").read_bytes()
+    archive = lines(tmp_path / "a.jsonl", chat("one", "look"))
+    for command in (("convert", archive, "--out", store), ("generate", "--out", store)):
+        assert f"{store}: manifest.json is none that `jaxguard convert` wrote" in refused(*command)
+    assert "--store" in refused(
+        "score", archive, "--guard", small_run.guard, "--out", tmp_path / "out", "--store", tmp_path / "out", "--quiet"
+    )
+    assert (store / "manifest.json").read_bytes() == before
+
+
+def test_generating_over_a_conversion_replaces_its_counts(small_run: SmallRun, tmp_path: Path) -> None:
+    done("convert", lines(tmp_path / "a.jsonl", chat("one", "look"), "{"), "--out", tmp_path / "data")
+    done("generate", "--out", tmp_path / "data", "data.drift.trajectories=4")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["trajectories.jsonl.gz"]
+    assert scored(tmp_path / "data", small_run, tmp_path / "out")["trajectories"] == 4
 
 
 def test_a_broken_line_in_converted_trajectories(small_run: SmallRun, tmp_path: Path) -> None:
@@ -245,16 +302,18 @@ def test_a_truncated_shard(small_run: SmallRun, tmp_path: Path) -> None:
 def test_a_bundle_of_another_version(small_run: SmallRun, tmp_path: Path) -> None:
     bundle = shutil.copytree(small_run.guard, tmp_path / "guard")
     description = json.loads((bundle / "guard.json").read_text())
-    (bundle / "guard.json").write_text(json.dumps(description | {"jaxguard_bundle": 2}))
+    (bundle / "guard.json").write_text(json.dumps(description | {"jaxguard_bundle": 1}))
     message = not_scored(small_run.data, small_run, tmp_path / "out", guard=bundle)
-    assert f"guard bundle {bundle}: version is 2, this jaxguard reads version 1" in message
+    assert f"guard bundle {bundle}: version is 1, this jaxguard reads version 2" in message
 
 
 def test_a_bundle_with_thresholds_of_another_guard(small_run: SmallRun, tmp_path: Path) -> None:
     bundle = shutil.copytree(small_run.guard, tmp_path / "guard")
     thresholds = json.loads((bundle / "calibration.json").read_text())
     (bundle / "calibration.json").write_text(json.dumps(thresholds | {"weights": "0" * 16}))
-    assert "weights fingerprint is" in not_scored(small_run.data, small_run, tmp_path / "out", guard=bundle)
+    assert f"guard bundle {bundle}: calibration.json is not the file that guard.json was" in not_scored(
+        small_run.data, small_run, tmp_path / "out", guard=bundle
+    )
 
 
 def test_a_bundle_without_thresholds(small_run: SmallRun, tmp_path: Path) -> None:

@@ -19,10 +19,14 @@ from jaxguard.features.store import FeatureStore
 from jaxguard.traces.drift import generate
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.registry import format_names
+from jaxguard.types import JaxguardError
 
 pytestmark = pytest.mark.usefixtures("toy_size")
 
-COMMANDS = ("formats", "convert", "generate", "embed", "train", "calibrate", "evaluate", "score")
+COMMANDS = (
+    *("formats", "convert", "generate", "embed", "train", "calibrate"),
+    *("recalibrate", "evaluate", "compare", "diagnose", "score"),
+)
 
 
 # Help and misuse
@@ -45,6 +49,42 @@ def test_a_closed_pipe_ends_quietly() -> None:
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
     assert finished.returncode == 1
     assert finished.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (RecursionError("maximum depth"), 1, "the input is nested too deeply (maximum depth)"),
+        (MemoryError(), 1, "out of memory (no more is known)"),
+        (
+            UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
+            1,
+            "a text cannot be decoded or encoded",
+        ),
+        (JaxguardError("x: got 1, expected 2"), 1, "x: got 1, expected 2"),
+    ],
+)
+def test_what_ends_a_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, message: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("jaxguard.traces.registry.all_readers", fail)
+    outcome = command("formats")
+    assert (outcome.status, outcome.out) == (status, "")
+    (line,) = outcome.err.splitlines()
+    assert line.startswith(f"jaxguard formats: {message}")
+
+
+def test_a_bug_is_traced_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("jaxguard.traces.registry.all_readers", fail)
+    with pytest.raises(KeyError, match="a bug"):
+        command("formats")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

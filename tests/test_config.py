@@ -117,11 +117,21 @@ def test_numbers_as_yaml_writes_them() -> None:
         ("=5", r"override '=5': expected key=value"),
         ("name=[", r"override 'name=\[': not valid YAML"),
         ("stage1..steps=5", r"stage1\.: unknown key"),
+        ("name=2020-13-45", r"override 'name=2020-13-45': not valid YAML: month must be in 1\.\.12"),
+        (f"stage1.steps={'1' * 5000}", r"override 'stage1\.steps=1+: not valid YAML: Exceeds the limit"),
+        (f"stage1.steps=0x{'1' * 5000}", r"stage1\.steps: got an integer of 19997 bits, expected one of 63"),
+        (f"stage1.learning_rate={10**30}", r"stage1\.learning_rate: got an integer of 100 bits"),
+        (f"name={'[' * 3000}", r"override 'name=\[+: not valid YAML: nested too deeply"),
+        ("name=!!int x", r"override 'name=!!int x': not valid YAML: invalid literal for int"),
+        ("name=!!int ''", r"not valid YAML: string index out of range"),
+        ("name=!!bool x", r"override 'name=!!bool x': not valid YAML: 'x'"),
+        ("name=!!timestamp x", r"override 'name=!!timestamp x': not valid YAML"),
     ],
 )
 def test_what_cannot_be_read_is_named(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as raised:
         load_config(None, [override])
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +162,11 @@ def test_what_cannot_be_read_is_named(override: str, message: str) -> None:
         ("decision.beta=1", "decision.beta"),
         ("decision.window=0", "decision.window"),
         ("evaluation.resamples=0", "evaluation.resamples"),
+        ("evaluation.resamples=1000001", "evaluation.resamples"),
+        ("decision.window=10001", "decision.window"),
+        ("stage1.batch_size=65537", "stage1.batch_size"),
+        ("stage2.batch_size=65537", "stage2.batch_size"),
+        *((f"model.{name}=65537", f"model.{name}") for name in ("embed_dim", "deter", "stoch", "classes", "hidden")),
     ],
 )
 def test_impossible_values_are_named(override: str, key: str) -> None:
@@ -166,13 +181,16 @@ def test_impossible_values_are_named(override: str, key: str) -> None:
         (b"a: [", "not valid YAML"),
         (b"name: \xff\xfe", "not UTF-8 text"),
         (b"1: 2", "1: unknown key"),
+        (b"name: 2020-13-45", r"c\.yaml: not valid YAML: month must be"),
+        (b"name: " + b"[" * 3000, r"c\.yaml: not valid YAML: nested too deeply"),
     ],
 )
 def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as raised:
         load_config(path)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,17 +195,59 @@ def reweigh(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path
 BIAS = "prior.out.bias"
 
 
+def resize(deter: float) -> Callable[[Path], None]:
+    """Another size of the model in the configuration of the bundle."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "guard.json").read_text())["config"]
+        config["model"]["deter"] = deter
+        edit("guard.json", config=config)(folder)
+
+    return change
+
+
+def as_dtype(name: str, size: int) -> Callable[[Path], None]:
+    """The weights as zeros of a dtype that NumPy may lack."""
+
+    def change(folder: Path) -> None:
+        shapes = {key: array.shape for key, array in load_file(folder / "weights.safetensors").items()}
+        header, end = {}, 0
+        for key, shape in shapes.items():
+            start, end = end, end + size * int(np.prod(shape))
+            header[key] = {"dtype": name, "shape": shape, "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        (folder / "weights.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda folder: (folder / "guard.json").unlink(), r"no guard\.json there; expected a folder that jaxguard"),
-        (edit("guard.json", jaxguard_bundle=2), "version is 2, this jaxguard reads version 1"),
+        (
+            edit("guard.json", jaxguard_bundle=1),
+            "version is 1, this jaxguard reads version 2; delete it and make it anew",
+        ),
+        (edit("guard.json", jaxguard_bundle=2.0), r"version is 2\.0"),
         (edit("guard.json", jaxguard_bundle=...), "version is None"),
-        (edit("guard.json", weights=..., provenance=...), "lacks provenance, weights"),
+        (edit("guard.json", weights=..., calibration=...), "lacks calibration, weights"),
         (edit("guard.json", encoder=5), "encoder in guard.json is 5, expected an object"),
         (edit("guard.json", encoder={"model": "x"}), "encoder fingerprint: got fields"),
         (edit("guard.json", config={"colour": 1}), "colour: unknown key"),
         (cut("guard.json"), "guard.json cannot be read"),
+        (
+            lambda folder: (folder / "guard.json").write_text("[" * 100_000),
+            r"guard\.json cannot be read \(RecursionError",
+        ),
+        (lambda folder: (folder / "calibration.json").write_text("[" * 100_000), r"calibration\.json cannot be read"),
+        (resize(1e30), r"model\.deter: got 1e\+30 \(float\), expected int"),
+        (resize(10**30), r"model\.deter: got an integer of 100 bits"),
+        (resize(10**9), r"model\.deter: got 1000000000, expected at most 65,536"),
+        (as_dtype("BF16", 2), "weights.safetensors and guard.json do not belong together"),
+        (as_dtype("F8_E4M3", 1), r"weights\.safetensors cannot be read"),
+        (as_dtype("U64", 8), "weights.safetensors and guard.json do not belong together"),
         (lambda folder: (folder / "guard.json").write_text("[]"), "version is None"),
         (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors cannot be read"),
         (cut("weights.safetensors"), "weights.safetensors cannot be read"),
@@ -218,7 +262,16 @@ BIAS = "prior.out.bias"
         (reweigh(lambda w: w.pop(BIAS)), rf"1 missing, first '{BIAS}'"),
         (cut("calibration.json"), "calibration.json cannot be read"),
         (lambda folder: (folder / "calibration.json").write_bytes(b"\xff"), "calibration.json cannot be read"),
-        (edit("calibration.json", weights="another"), "weights fingerprint is"),
+        (
+            edit("calibration.json", weights="another"),
+            r"calibration\.json is not the file that guard\.json was written",
+        ),
+        (
+            edit("calibration.json", fusion={"beta": 0.7, "window": 3, "w_hazard": 1e-9, "w_ema": 1e-9, "w_win": 1e-9}),
+            r"calibration\.json is not the file .*; delete it and run `jaxguard calibrate` again",
+        ),
+        (edit("guard.json", calibration=None), r"calibration\.json is not the file"),
+        (edit("guard.json", calibration=..., x=1), "lacks calibration"),
     ],
 )
 def test_damaged_bundles_are_named(
@@ -226,8 +279,50 @@ def test_damaged_bundles_are_named(
 ) -> None:
     calibrated.save(tmp_path / "guard")
     damage(tmp_path / "guard")
-    with pytest.raises(JaxguardError, match=message):
+    with pytest.raises(GuardError, match=rf"^guard bundle {tmp_path / 'guard'}: .*{message}"):
         Guard.load(tmp_path / "guard", FakeEncoder())
+
+
+def test_thresholds_of_another_guard_are_refused_with_a_right_digest_too(calibrated: Guard, tmp_path: Path) -> None:
+    calibrated.save(tmp_path / "guard")
+    edit("calibration.json", weights="another")(tmp_path / "guard")
+    digest = hashlib.sha256((tmp_path / "guard" / "calibration.json").read_bytes()).hexdigest()
+    edit("guard.json", calibration=digest)(tmp_path / "guard")
+    with pytest.raises(GuardError, match=rf"^guard bundle {tmp_path / 'guard'}: calibration: weights fingerprint is"):
+        Guard.load(tmp_path / "guard", FakeEncoder())
+
+
+def test_a_bundle_whose_thresholds_are_gone_passes_nothing(calibrated: Guard, tmp_path: Path) -> None:
+    calibrated.save(tmp_path / "guard")
+    (tmp_path / "guard" / "calibration.json").unlink()
+    with pytest.raises(GuardError, match="has no thresholds"):
+        Guard.load(tmp_path / "guard", FakeEncoder()).session("task")
+
+
+@pytest.mark.parametrize("failing", ["made", "guard"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_save_that_fails_keeps_the_old_bundle(
+    bare: Guard,
+    calibrated: Guard,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+    error: BaseException,
+) -> None:
+    calibrated.save(tmp_path / "guard")
+    rename = Path.rename
+
+    def fail_once(self: Path, target: Path) -> Path:
+        if self.name == failing:
+            raise error
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail_once)
+        with pytest.raises(type(error)):
+            bare.save(tmp_path / "guard")
+    assert [path.name for path in tmp_path.iterdir()] == ["guard"]
+    assert Guard.load(tmp_path / "guard", FakeEncoder()).calibration == calibrated.calibration
 
 
 def test_missing_folder_and_wrong_encoder(calibrated: Guard, tmp_path: Path) -> None:

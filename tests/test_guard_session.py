@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,6 +164,60 @@ def test_misuse_is_an_error(guard: Guard, arguments: tuple, message: str) -> Non
         guard.session("task").check(*arguments)
     with pytest.raises(GuardError, match="instruction: got NoneType"):
         guard.session(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call_id", [1, 0, True, 1.0, b"1", ["1"], {}])
+def test_call_ids_are_text(guard: Guard, call_id: Any) -> None:
+    """The number 0 as an id would be taken for the first step, and answer for it."""
+    session = guard.session("task")
+    with pytest.raises(GuardError, match=rf"call_id: got {type(call_id).__name__}, expected text or None"):
+        session.check("", "read", {}, call_id=call_id)
+    session.check("", "read", {})
+    with pytest.raises(GuardError, match="call_id: got "):
+        session.commit(call_id)
+    assert session.steps == 0
+    session.commit()
+    assert session.check("x", "delete", {}).step == 1
+
+
+def test_modes_and_metadata_that_are_none(guard: Guard) -> None:
+    for mode in ("nonsense", None, []):
+        with pytest.raises(GuardError, match=r"mode: got .*, expected one of fail_closed, observe"):
+            guard.session("task", mode=mode)  # type: ignore[arg-type]
+    with pytest.raises(GuardError, match="metadata: got str, expected a mapping or None"):
+        guard.session("task", metadata="domain")  # type: ignore[arg-type]
+    observing = guard.session("task", mode="observe")  # type: ignore[arg-type]
+    guard.encoder.fault = fail  # type: ignore[attr-defined]
+    assert observing.check("", "read").allowed
+
+
+class Raising(Mapping):
+    """A host's own mapping whose items cannot be had."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise RuntimeError("lost the connection")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["a"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+class RaisingDict(dict):
+    def items(self) -> Any:
+        raise RuntimeError("lost the connection")
+
+
+@pytest.mark.parametrize("arguments", [Raising(), {"nested": Raising()}, {"nested": RaisingDict(a=1)}])
+def test_arguments_that_raise_are_held(guard: Guard, arguments: Any) -> None:
+    session = guard.session("task")
+    verdict = session.check("", "send", arguments, call_id="1")
+    assert (verdict.decision, verdict.allowed) == (Decision.HOLD, False)
+    assert "lost the connection" in verdict.error or "cannot be written as JSON" in verdict.error
+    with pytest.raises(GuardError, match="could not be scored"):
+        session.commit("1")
+    assert not session.check("", "send", {"a": 1}, call_id="1").error
 
 
 def fail(_: np.ndarray) -> np.ndarray:

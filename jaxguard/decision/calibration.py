@@ -6,6 +6,8 @@ The thresholds of a guard hold for one encoder, one set of weights and one fusio
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -81,6 +83,16 @@ class Calibration:
             )
         if self.block.strict != self.hold.strict:
             raise CalibrationError("rule: block and hold thresholds use different rules, expected one")
+        if self.block.n != self.hold.n:
+            raise CalibrationError(f"block.n: got {self.block.n}, expected hold.n = {self.hold.n}")
+        for name, pooled, groups, maxima in (
+            ("block", self.block, self.block_groups, self.block_maxima),
+            ("hold", self.hold, self.hold_groups, self.hold_maxima),
+        ):
+            _check_maxima(name, maxima, pooled, self.nonfinite)
+            _check_threshold(name, pooled, pooled, maxima)
+            for key, threshold in groups.items():
+                _check_threshold(f"{name}_groups[{key!r}]", threshold, pooled, maxima)
 
     @property
     def lambda_block(self) -> float:
@@ -188,7 +200,7 @@ class Calibration:
         """
         try:
             record = json.loads(text, parse_constant=_refuse_constant)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise CalibrationError(f"calibration: not JSON ({error}), expected the text of a calibration") from None
         if not isinstance(record, dict):
             raise CalibrationError(f"calibration: got {type(record).__name__}, expected a JSON object")
@@ -210,6 +222,11 @@ class Calibration:
             record[name] = _mapping(name, record[name])
             _check_numbers(name, record[name])
         _check_numbers("calibration", {name: record[name] for name in ("either_alert_rate", "nonfinite")})
+        if type(record["nonfinite"]) is not int or not 0 <= record["either_alert_rate"] <= 1:
+            raise CalibrationError(
+                f"calibration: nonfinite is {record['nonfinite']!r} and either_alert_rate "
+                f"{record['either_alert_rate']!r}, expected a count and a share in [0, 1]"
+            )
         for name in ("block_maxima", "hold_maxima"):
             if not isinstance(record[name], list):
                 raise CalibrationError(f"calibration: {name} is {record[name]!r:.40}, expected a list")
@@ -256,7 +273,7 @@ def calibrate(
 
     Raises:
         ConformalError: Too few trajectories for a level, with the number it needs.
-        CalibrationError: Arrays disagree, or alpha_block > alpha_hold.
+        CalibrationError: Arrays disagree, alpha_block > alpha_hold, or so many maxima are 1 that nothing could alert.
     """
     hazard = np.asarray(hazard_maxima, dtype=np.float64)
     fused = np.asarray(fused_maxima, dtype=np.float64)
@@ -266,6 +283,8 @@ def calibrate(
         raise CalibrationError("groups and group_key: got only one of them, expected both or neither")
     block = conformal_threshold(hazard, alpha_block, paper_rule=paper_rule)
     hold = conformal_threshold(fused, alpha_hold, paper_rule=paper_rule)
+    _refuse_saturated("block risk", hazard, block)
+    _refuse_saturated("hold risk", fused, hold)
     tables: dict[str, Any] = {}
     if groups is not None:
         if len(groups) != len(hazard):
@@ -276,6 +295,9 @@ def calibrate(
             tables[f"{name}_groups"], tables[f"{name}_too_small"] = group_thresholds(
                 maxima[at], keys, alpha, min_size=min_group, paper_rule=paper_rule
             )
+            for key, threshold in tables[f"{name}_groups"].items():
+                members = maxima[[i for i, group in zip(at, keys, strict=True) if group == key]]
+                _refuse_saturated(f"{name} risk, {group_key} {key!r}", members, threshold)
     return Calibration(
         block,
         hold,
@@ -290,6 +312,49 @@ def calibrate(
         provenance=dict(provenance or {}),
         **tables,
     )
+
+
+def _refuse_saturated(name: str, maxima: np.ndarray, threshold: Threshold) -> None:
+    """Refuses a threshold of 1: no risk is greater, so that the guard would pass everything without a word."""
+    if threshold.strict and threshold.value >= 1.0:
+        raise CalibrationError(
+            f"{name}: {int((maxima >= 1.0).sum())} of {len(maxima)} safe calibration trajectories have a maximum of 1, "
+            f"expected at most {threshold.n - threshold.k} for alpha = {threshold.alpha:g}: the threshold would be 1, "
+            "which no risk exceeds; the model is saturated"
+        )
+
+
+def _check_maxima(name: str, maxima: Sequence[float], pooled: Threshold, nonfinite: int) -> None:
+    """Stored maxima are sorted risks, one for each calibration trajectory with finite scores."""
+    if not maxima:
+        return
+    if any(low > high for low, high in itertools.pairwise(maxima)) or maxima[0] < 0 or maxima[-1] > 1:
+        raise CalibrationError(f"{name}_maxima: got numbers out of order or range, expected sorted risks in [0, 1]")
+    if not 0 <= pooled.n - len(maxima) <= nonfinite or len(maxima) < pooled.k:
+        raise CalibrationError(
+            f"{name}_maxima: got {len(maxima)} numbers, expected {pooled.n} less at most {nonfinite} not finite"
+        )
+
+
+def _check_threshold(name: str, threshold: Threshold, pooled: Threshold, maxima: Sequence[float]) -> None:
+    """A threshold is a risk that can be crossed, under the pooled one's rule and level, and one of the maxima."""
+    if (threshold.strict, threshold.alpha) != (pooled.strict, pooled.alpha) or threshold.n > pooled.n:
+        raise CalibrationError(
+            f"{name}: got alpha = {threshold.alpha:g}, strict = {threshold.strict}, n = {threshold.n}, expected "
+            f"{pooled.alpha:g}, {pooled.strict} and at most {pooled.n}"
+        )
+    found = threshold.conformal.value
+    if found < 0 or threshold.value > 1 or (threshold.strict and threshold.value == 1):
+        raise CalibrationError(
+            f"{name}: got a threshold of {threshold.value!r} (conformal {found!r}), expected risks in [0, 1] that can "
+            "be crossed"
+        )
+    if not maxima:
+        return
+    at = pooled.k - 1 if threshold is pooled else min(bisect.bisect_left(maxima, found), len(maxima) - 1)
+    if maxima[at] != found:
+        expected = f"{maxima[at]!r}, number {pooled.k} of the maxima" if threshold is pooled else "one of the maxima"
+        raise CalibrationError(f"{name}: got a conformal threshold of {found!r}, expected {expected}")
 
 
 def _refuse_constant(name: str) -> float:
@@ -311,8 +376,10 @@ def _check_fields(name: str, record: Mapping[str, Any], cls: Any) -> None:
 
 def _check_numbers(name: str, record: Mapping[str, Any]) -> None:
     for key, value in record.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise CalibrationError(f"{name}.{key}: got {value!r}, expected a finite number")
+        # An integer beyond the range of floats is finite, and nothing can be calculated with it.
+        huge = isinstance(value, int) and value.bit_length() > 63
+        if isinstance(value, bool) or not isinstance(value, int | float) or huge or not math.isfinite(value):
+            raise CalibrationError(f"{name}.{key}: got {value!r:.40}, expected a finite number")
 
 
 def _threshold(name: str, value: Any) -> Threshold:
@@ -322,5 +389,8 @@ def _threshold(name: str, value: Any) -> Threshold:
     if not isinstance(strict, bool):
         raise CalibrationError(f"{name}.strict: got {strict!r}, expected true or false")
     raised_from = record.pop("raised_from")
+    for count in ("n", "k"):
+        if type(record[count]) is not int:
+            raise CalibrationError(f"{name}.{count}: got {record[count]!r:.40}, expected an integer")
     _check_numbers(name, record if raised_from is None else record | {"raised_from": raised_from})
     return Threshold(**record, strict=strict, raised_from=raised_from)

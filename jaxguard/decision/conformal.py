@@ -53,6 +53,11 @@ class Threshold:
             raise ConformalError(f"threshold: got {self.value!r}, expected a finite score")
         if not 1 <= self.k <= self.n:
             raise ConformalError(f"threshold: got rank k = {self.k} of n = {self.n}, expected 1 <= k <= n")
+        expected = rank(self.n, self.alpha) if self.strict else min(rank(self.n, self.alpha), self.n)
+        if self.k != expected:
+            raise ConformalError(
+                f"threshold: got rank k = {self.k} of n = {self.n}, expected {expected} for alpha = {self.alpha:g}"
+            )
         if self.raised_from is not None and not self.raised_from < self.value:
             raise ConformalError(f"threshold: got {self.value!r}, expected more than {self.raised_from!r}")
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from jaxguard.config import LARGEST_WINDOW
 from jaxguard.types import JaxguardError
 
 Floats = NDArray[np.float64]
@@ -46,7 +47,7 @@ class FusionParams:
 
     Attributes:
         beta: Retention of the moving average, in [0, 1).
-        window: W, the most recent prefix risks that ``win`` averages; at least 1.
+        window: W, the most recent prefix risks that ``win`` averages; 1 to 10,000.
         w_hazard: Weight of the hazard risk; finite and not negative, as the other two.
         w_ema: Weight of the moving average.
         w_win: Weight of the window mean.
@@ -61,8 +62,8 @@ class FusionParams:
     def __post_init__(self) -> None:
         if not 0.0 <= self.beta < 1.0:
             raise EvidenceError(f"beta: got {self.beta!r}, expected a number in [0, 1)")
-        if isinstance(self.window, bool) or int(self.window) != self.window or self.window < 1:
-            raise EvidenceError(f"window: got {self.window!r}, expected an integer of at least 1")
+        if type(self.window) is not int or not 1 <= self.window <= LARGEST_WINDOW:
+            raise EvidenceError(f"window: got {self.window!r}, expected an integer in 1..{LARGEST_WINDOW:,}")
         for name in ("w_hazard", "w_ema", "w_win"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):

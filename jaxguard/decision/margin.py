@@ -32,7 +32,7 @@ def floor(value: float, safe: ArrayLike, unsafe: ArrayLike, early: ArrayLike, lo
         lost: Share in [0, 1); 0 raises nothing.
 
     Returns:
-        An unsafe score above ``value``; ``-inf`` where none may be the threshold.
+        An unsafe score above ``value`` and below 1 (no risk exceeds that); ``-inf`` where none may be the threshold.
 
     Raises:
         ConformalError: ``lost`` is not in [0, 1).
@@ -47,9 +47,11 @@ def floor(value: float, safe: ArrayLike, unsafe: ArrayLike, early: ArrayLike, lo
             return 0.0
         return float((warnings > threshold).mean() - (scores > threshold).mean())
 
-    for candidate in ranked[: math.floor(lost * (len(ranked) + 1))][::-1]:
+    allowed = math.floor(lost * (len(ranked) + 1))
+    for candidate in ranked[:allowed][::-1]:
         if not candidate > value:  # NaN too
             break
-        if net(float(candidate)) >= net(value) - lost:
+        tied = int(np.searchsorted(ranked, candidate, side="right")) > allowed  # more would be lost than may be
+        if candidate < 1 and not tied and net(float(candidate)) >= net(value) - lost:
             return float(candidate)
     return -math.inf

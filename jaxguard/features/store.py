@@ -11,6 +11,7 @@ Router logits are kept in the same way: ``dim=3``, columns (execute, ask, refuse
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -251,6 +252,8 @@ class FeatureStore:
         self.refresh()
         keys, first = np.unique(_hashes(texts), return_index=True)
         picked = np.sort(first[self._find(keys) < 0])
+        if not len(picked):
+            return 0
         step = rows_per_shard(stored.dtype.itemsize * self.dim)
         hashes = _hashes([texts[index] for index in picked])
         try:
@@ -290,10 +293,19 @@ def _lock(folder: Path, mode: int) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Delete temporary files of killed writers, unless someone is writing right now."""
-    with contextlib.suppress(BlockingIOError), _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-        for path in folder.glob(f"{TEMPORARY}*"):
-            path.unlink(missing_ok=True)
+    """Delete temporary files of killed writers, unless someone is writing right now, or the store is read-only.
+
+    A store that may not be written to can still have every text that is asked for; :meth:`FeatureStore.add` fails.
+    """
+    try:
+        with _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for path in folder.glob(f"{TEMPORARY}*"):
+                path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not (folder / _MANIFEST).exists():
+            raise
 
 
 def _write_manifest(folder: Path, fingerprint: EncoderFingerprint, dim: int, dtype: str) -> None:
@@ -325,7 +337,7 @@ def _read_manifest(folder: Path) -> tuple[EncoderFingerprint, int, str]:
         fingerprint = EncoderFingerprint.from_dict(manifest["fingerprint"])
     except FileNotFoundError as error:
         raise FeatureStoreError(f"feature store {folder}: no {_MANIFEST} there; not a feature store") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, JaxguardError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, JaxguardError) as error:
         raise FeatureStoreError(f"feature store manifest {path}: not readable ({error!r})") from error
     if layout != _LAYOUT or dtype not in _DTYPES or type(dim) is not int or dim < 1:
         raise FeatureStoreError(

@@ -24,8 +24,9 @@ from jaxguard.decision.shift import ShiftDetector
 from jaxguard.features.embed import embed
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
-from jaxguard.traces.convert import MANIFEST_FILE, convert
+from jaxguard.traces.convert import MANIFEST_FILE, REJECTS_FILE, convert, read_manifest
 from jaxguard.traces.jsonl import TRAJECTORIES_FILE, read_trajectories
+from jaxguard.traces.lock import locked
 from jaxguard.training.checkpoints import versions
 from jaxguard.types import Decision, JaxguardError, Trajectory
 
@@ -70,13 +71,15 @@ class ScoreReport:
     """What a scoring run did; ``records == converted + rejected``, ``trajectories == scored``.
 
     ``shift_at`` is the trajectory at which the archive no longer looked like the calibration set, if it came to that
-    (:mod:`jaxguard.decision.shift`).
+    (:mod:`jaxguard.decision.shift`). ``skipped_files`` are those of the archive that were not read, as in
+    :class:`jaxguard.traces.convert.ConvertReport`.
     """
 
     counts: dict[str, int]
     decisions: dict[str, int]
     seconds: dict[str, float]
     shift_at: int | None
+    skipped_files: list[str]
 
 
 class _ShiftWatch:
@@ -158,15 +161,6 @@ def trajectory_row(scored: ScoredTrajectory) -> dict[str, Any]:
     }
 
 
-def _counts(manifest: Path) -> dict[str, int]:
-    """What ``convert`` counted."""
-    try:
-        counts = json.loads(manifest.read_text(encoding="utf-8"))["counts"]
-        return {name: int(counts[name]) for name in {"trajectories": 0, "records": 0, "rejected": 0} | counts}
-    except (ValueError, TypeError, LookupError) as error:
-        raise JaxguardError(f"{manifest}: {error!r}, expected the manifest that `jaxguard convert` wrote") from error
-
-
 def score_archive(
     archive: Path,
     guard: Guard,
@@ -188,15 +182,22 @@ def score_archive(
         progress: Shows bars on stderr.
 
     Raises:
-        JaxguardError: no known format, a store of another encoder, an uncalibrated guard, or ``out`` holds
-            results already.
+        JaxguardError: no known format, everything was rejected, a store of another encoder, a store where output goes,
+            an uncalibrated guard, ``out`` holds results already, or another process writes to it.
     """
+    with locked(out):
+        return _score(archive, guard, out, store or out / "features", format, progress)
+
+
+def _score(archive: Path, guard: Guard, out: Path, store: Path, format: str | None, progress: bool) -> ScoreReport:
     if (out / "manifest.json").exists():
         raise JaxguardError(f"--out {out}: holds results already; nothing was overwritten, name another folder")
     if guard.calibration is None:
         raise JaxguardError("--guard: this guard has no thresholds; run `jaxguard calibrate` first")
     calibration = guard.calibration
-    out.mkdir(parents=True, exist_ok=True)
+    for taken in (out, out / "traces"):
+        if store.resolve() == taken.resolve():
+            raise JaxguardError(f"--store {store}: is where the results go, expected a folder of its own")
     seconds: dict[str, float] = {}
     begin = time.perf_counter()
 
@@ -207,12 +208,18 @@ def score_archive(
 
     if (archive / TRAJECTORIES_FILE).is_file() and (archive / MANIFEST_FILE).is_file():
         traces = archive
-        counts = _counts(archive / MANIFEST_FILE)
     else:
         traces = out / "traces"
-        counts = dict(convert(archive, traces, format=format).counts)
+        convert(archive, traces, format=format)
+    conversion = read_manifest(traces / MANIFEST_FILE)
+    counts = conversion["counts"]
+    if not counts["trajectories"] and counts["rejected"] + counts["files_rejected"]:
+        raise JaxguardError(
+            f"{traces}: holds no trajectory: {counts['rejected']} records and {counts['files_rejected']} files were "
+            f"rejected, see {REJECTS_FILE} there"
+        )
     lap("convert")
-    features = FeatureStore.create_or_open(store or out / "features", guard.encoder.fingerprint, guard.encoder.dim)
+    features = FeatureStore.create_or_open(store, guard.encoder.fingerprint, guard.encoder.dim)
     total = counts["trajectories"]
     with tqdm(desc="embed", unit="window", disable=not progress) as bar:
         embedded = embed(
@@ -245,8 +252,9 @@ def score_archive(
             step_count += len(scored)
             nonfinite += int(np.isnan(scored.margin).sum())
             bar.update()
-    if scored_count != total:
-        raise JaxguardError(f"{traces}: manifest counts {total} trajectories, {scored_count} were read and scored")
+    for name, found in (("trajectories", scored_count), ("steps", step_count)):
+        if counts[name] != found:
+            raise JaxguardError(f"{traces}: manifest counts {counts[name]} {name}, {found} were read and scored")
     steps.finish()
     outcomes.finish()
     lap("score")
@@ -254,6 +262,7 @@ def score_archive(
     counts |= {"texts": embedded.unique, "texts_embedded": embedded.embedded}
     manifest: dict[str, Any] = {
         "counts": counts,
+        "skipped_files": conversion["skipped_files"],
         "decisions": dict(sorted(decisions.items())),
         "seconds": seconds,
         "shift": {"log10_evidence": round(watch.evidence, 2), "alarm_at_trajectory": watch.alarm_at},
@@ -269,4 +278,4 @@ def score_archive(
     partial = out / "manifest.partial"
     partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     partial.replace(out / "manifest.json")
-    return ScoreReport(counts, manifest["decisions"], seconds, watch.alarm_at)
+    return ScoreReport(counts, manifest["decisions"], seconds, watch.alarm_at, conversion["skipped_files"])

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from gzip import GzipFile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from jaxguard.traces.files import Broken, Parsed, has_trace_name, read_records
-from jaxguard.traces.jsonl import SCHEMA_VERSION, TRAJECTORIES_FILE, encode_line, open_output
+from jaxguard.traces.files import Broken, Parsed, has_trace_name, load_json, read_records
+from jaxguard.traces.jsonl import SCHEMA_VERSION, TRAJECTORIES_FILE, encode_line, open_output, write_trajectories
+from jaxguard.traces.lock import locked
 from jaxguard.traces.registry import (
     Context,
     Reader,
@@ -34,6 +37,8 @@ from jaxguard.types import JaxguardError, Trajectory
 
 REJECTS_FILE = "rejects.jsonl"
 MANIFEST_FILE = "manifest.json"
+OUTPUT_FILES = (TRAJECTORIES_FILE, REJECTS_FILE, MANIFEST_FILE)
+_SCRATCH = ".convert-"
 
 DETECTION_WINDOW = 100
 """A file is given up as of no known format when none of its first so many records is recognised."""
@@ -44,6 +49,10 @@ _SHAPE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, RecursionEr
 
 class ConvertError(JaxguardError):
     """The conversion as a whole cannot be done."""
+
+
+class _ScratchError(ConvertError):
+    """No fault of the record at hand: it must end the conversion."""
 
 
 @dataclass
@@ -65,7 +74,9 @@ class ConvertReport:
 
     Attributes:
         files: One entry per input file, in order.
-        skipped_files: Files of a folder that were not looked into: side files and files of other types.
+        skipped_files: What a folder holds and was not looked into: side files and files of other types by name, and
+            hidden folders, earlier output, links that are not followed, pipes and the like with the reason. The
+            output folder itself is not listed.
         counts: Totals over all files: ``files``, ``files_rejected``, ``records``, ``converted``, ``rejected``,
             ``trajectories``, ``steps``, ``without_steps``, ``unsafe``, ``safe``, ``unlabelled``, ``timing``,
             ``first_hazards``, ``parallel_calls``, ``unobserved_calls``, ``unparsable_arguments``,
@@ -121,24 +132,24 @@ def convert(path: Path, out_dir: Path, *, format: str | None = None) -> ConvertR
     again get ``~2``, ``~3``, ... in reading order and are counted.
 
     Args:
-        path: A file, or a folder that is walked in sorted order. In a folder, side files (labels, ...) and
-            files that are no JSON are skipped and listed.
-        out_dir: Made if absent; earlier output in it is replaced.
+        path: A file, or a folder that is walked in sorted order. Links to files are followed; what is not read is
+            listed in the report.
+        out_dir: Made if absent; an earlier conversion in it is replaced.
         format: Name of the format; detected record by record where it is ``None``.
 
     Raises:
-        ConvertError: ``path`` does not exist, a folder holds no file to read, or a single file is of no known
-            format.
-        JaxguardError: ``format`` is unknown, or a side file (labels, ...) is broken.
+        ConvertError: ``path`` does not exist, cannot be walked or holds no file to read; everything was rejected;
+            ``out_dir`` holds something else than a conversion, or the input itself; the disk is full.
+        JaxguardError: ``format`` is unknown, a side file (labels, ...) is broken, or another process writes to
+            ``out_dir``.
         OSError: A file cannot be read or written.
     """
     path, out_dir = Path(path), Path(out_dir)
     forced = reader_named(format) if format is not None else None
     files, skipped = _input_files(path, out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
     report = ConvertReport(skipped_files=skipped, counts=dict.fromkeys(_COUNTS, 0))
-    # Inside out_dir, so that the final renames stay on one file system.
-    with TemporaryDirectory(dir=out_dir, prefix=".convert-") as scratch:
+    with _output_folder(out_dir), TemporaryDirectory(dir=out_dir, prefix=_SCRATCH) as scratch:
+        # Inside out_dir, so that the final renames stay on one file system.
         partial = Path(scratch)
         with (
             (partial / TRAJECTORIES_FILE).open("wb") as raw,
@@ -153,47 +164,163 @@ def convert(path: Path, out_dir: Path, *, format: str | None = None) -> ConvertR
                 if companions.folder != file.parent:
                     companions = _Companions(file.parent)
                 _convert_file(file, shown, forced, companions, writer)
-        if path.is_file() and report.files[0].error is not None:
-            raise ConvertError(f"{path}: {report.files[0].error}")
+        _refuse_nothing(path, report, writer.first_reject)
         manifest = json.dumps(report.to_json(), indent=1) + "\n"
         (partial / MANIFEST_FILE).write_text(manifest, encoding="utf-8")
-        for name in (TRAJECTORIES_FILE, REJECTS_FILE, MANIFEST_FILE):
+        for name in OUTPUT_FILES:
             (partial / name).replace(out_dir / name)
     return report
 
 
+def write_made(trajectories: Iterable[Trajectory], out_dir: Path) -> int:
+    """Write trajectories that no file was converted to; an earlier conversion in ``out_dir`` is replaced.
+
+    Returns:
+        Their number.
+
+    Raises:
+        JaxguardError: ``out_dir`` holds something else than trajectories, or another process writes to it.
+    """
+    with _output_folder(out_dir):
+        # Counts and rejects of what is replaced would be wrong beside the new trajectories.
+        for name in (MANIFEST_FILE, REJECTS_FILE):
+            (out_dir / name).unlink(missing_ok=True)
+        return write_trajectories(trajectories, out_dir / TRAJECTORIES_FILE)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a conversion, with counts that add up.
+
+    Raises:
+        ConvertError: It is none.
+    """
+    expected = "expected the manifest that `jaxguard convert` wrote"
+    try:
+        manifest = load_json(path)
+    except ValueError as error:
+        raise ConvertError(f"{path}: {error}, {expected}") from error
+    counts = manifest.get("counts") if _is_conversion(manifest) else None
+    if not isinstance(counts, dict) or not isinstance(manifest.get("skipped_files"), list):
+        raise ConvertError(f"{path}: has no jaxguard, counts and skipped_files, {expected}")
+    for name in _COUNTS:
+        if type(counts.get(name)) is not int or counts[name] < 0:
+            raise ConvertError(f"{path}: counts.{name} is {counts.get(name)!r:.40}, {expected}")
+    for total, parts in (("records", ("converted", "rejected")), ("trajectories", ("unsafe", "safe", "unlabelled"))):
+        if counts[total] != sum(counts[part] for part in parts):
+            raise ConvertError(f"{path}: counts.{total} is {counts[total]}, expected {' + '.join(parts)}")
+    return manifest
+
+
+def _is_conversion(manifest: object) -> bool:
+    return isinstance(manifest, dict) and manifest.get("jaxguard") == SCHEMA_VERSION
+
+
+@contextmanager
+def _output_folder(folder: Path) -> Iterator[None]:
+    """The folder for this process alone, free of what a killed one left, and with nothing that is not ours."""
+    with locked(folder):
+        if (folder / MANIFEST_FILE).exists() and not _is_converted(folder):
+            raise ConvertError(
+                f"{folder}: {MANIFEST_FILE} is none that `jaxguard convert` wrote; nothing was overwritten, name "
+                "another folder"
+            )
+        for scratch in folder.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(scratch)
+        yield
+
+
+def _is_converted(folder: Path) -> bool:
+    try:
+        return _is_conversion(load_json(folder / MANIFEST_FILE))
+    except (FileNotFoundError, ValueError):  # what cannot be parsed is not ours
+        return False
+
+
+def _refuse_nothing(path: Path, report: ConvertReport, first_reject: str) -> None:
+    counts = report.counts
+    if path.is_file() and report.files[0].error is not None:
+        raise ConvertError(f"{path}: {report.files[0].error}")
+    if first_reject and not counts["trajectories"]:
+        raise ConvertError(
+            f"{path}: nothing could be converted: {counts['rejected']} records and {counts['files_rejected']} files "
+            f"were rejected; the first: {first_reject}"
+        )
+
+
 def _input_files(path: Path, out_dir: Path) -> tuple[list[Path], list[str]]:
+    """Files to read, and what is not read, each in sorted order."""
+    if not path.exists():
+        raise ConvertError(f"{path}: there is no such file or folder")
+    out = out_dir.resolve()
     if path.is_file():
+        if path.resolve() in {out / name for name in OUTPUT_FILES}:
+            raise ConvertError(f"{path}: is the output in {out_dir} itself, expected another output folder")
         return [path], []
     if not path.is_dir():
-        raise ConvertError(f"{path}: there is no such file or folder")
-    if path.resolve() == out_dir.resolve():
+        raise ConvertError(f"{path}: is neither a file nor a folder")
+    if path.resolve() == out:
         raise ConvertError(f"{out_dir}: the output folder is the input folder, expected another one")
-    files, skipped = [], []
-    for file in sorted(path.rglob("*")):
-        if not file.is_file() or out_dir.resolve() in file.resolve().parents:
-            continue
-        companion = any(reader.is_companion(file.name) for reader in all_readers())
-        if companion or not has_trace_name(file.name):
-            skipped.append(file.relative_to(path).as_posix())
+    files: list[Path] = []
+    skipped: list[str] = []
+    for file, reason in _walk(path, out):
+        shown = file.relative_to(path).as_posix()
+        if reason is not None:
+            skipped.append(f"{shown} ({reason})")
+        elif any(reader.is_companion(file.name) for reader in all_readers()) or not has_trace_name(file.name):
+            skipped.append(shown)
         else:
             files.append(file)
     if not files:
-        raise ConvertError(f"{path}: no .jsonl, .ndjson or .json file (or .gz of one) to read in this folder")
+        others = f"; not read: {', '.join(skipped[:5])}{', ...' if len(skipped) > 5 else ''}" if skipped else ""
+        raise ConvertError(f"{path}: no .jsonl, .ndjson or .json file (or .gz of one) to read in this folder{others}")
     return files, skipped
+
+
+def _walk(root: Path, out: Path) -> Iterator[tuple[Path, str | None]]:
+    """Everything below a folder but the output folder, in sorted order; with the reason where it is not to be read."""
+    waiting = [root]
+    while waiting:
+        path = waiting.pop()
+        if path != root and (path.is_symlink() or not path.is_dir()):
+            yield path, _why_not_read(path, root, out)
+        elif path != root and path.name.startswith("."):
+            yield path, "a hidden folder"
+        elif path.resolve() != out:
+            try:
+                waiting += sorted(path.iterdir(), reverse=True)
+            except OSError as error:
+                raise ConvertError(f"{path}: the folder cannot be read ({error.strerror})") from error
+
+
+def _why_not_read(path: Path, root: Path, out: Path) -> str | None:
+    if path.is_symlink():
+        if path.is_dir():
+            return "a link to a folder, not followed"
+        if not path.exists():
+            return "a link that leads nowhere"
+        target = path.resolve()
+        # An output folder around the input holds more than output.
+        is_output = target.parent == out and target.name in OUTPUT_FILES
+        if is_output or (out in target.parents and out not in root.resolve().parents):
+            return "a link into the output folder"
+    if path.name == TRAJECTORIES_FILE and path.parent != root and _is_converted(path.parent):
+        return "made by an earlier conversion"
+    return None if path.is_file() else "no regular file"
 
 
 class _Ids:
     """Gives every trajectory an id of its own; on disk, because the set of ids grows with the input."""
 
     def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(path, isolation_level=None)
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE"):
-            self._database.execute(f"PRAGMA {pragma}")
-        self._database.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, uses INTEGER) WITHOUT ROWID")
+        self._path = path
+        with self._errors():
+            self._database = sqlite3.connect(path, isolation_level=None)
 
     def __enter__(self) -> _Ids:
-        self._database.execute("BEGIN")
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE"):
+            self._run(f"PRAGMA {pragma}")
+        self._run("CREATE TABLE ids (id TEXT PRIMARY KEY, uses INTEGER) WITHOUT ROWID")
+        self._run("BEGIN")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -205,15 +332,26 @@ class _Ids:
         name = name.encode("utf-8", "replace").decode()
         if self._take(name):
             return name
-        ((uses,),) = self._database.execute("SELECT uses FROM ids WHERE id = ?", (name,))
+        ((uses,),) = self._run("SELECT uses FROM ids WHERE id = ?", name)
         while True:
             uses += 1
             if self._take(f"{name}~{uses}"):
-                self._database.execute("UPDATE ids SET uses = ? WHERE id = ?", (uses, name))
+                self._run("UPDATE ids SET uses = ? WHERE id = ?", uses, name)
                 return f"{name}~{uses}"
 
     def _take(self, name: str) -> bool:
-        return self._database.execute("INSERT OR IGNORE INTO ids VALUES (?, 1)", (name,)).rowcount == 1
+        return self._run("INSERT OR IGNORE INTO ids VALUES (?, 1)", name).rowcount == 1
+
+    def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
+        with self._errors():
+            return self._database.execute(statement, values)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _ScratchError(f"{self._path}: {error}, expected room for the ids on this disk") from error
 
 
 @dataclass
@@ -222,26 +360,32 @@ class _Writer:
     rejects: IO[str]
     ids: _Ids
     report: ConvertReport
+    first_reject: str = ""
 
     def count(self, name: str, by: int = 1) -> None:
         self.report.counts[name] += by
 
     def reject(self, file: str, position: int | None, reason: str) -> None:
+        place = file if position is None else f"{file}, record {position}"
+        self.first_reject = self.first_reject or f"{place}: {reason}"
         line = {"file": file, "position": position, "reason": reason}
         self.rejects.write(json.dumps(line) + "\n")
 
     def write(self, made: list[Trajectory]) -> None:
         """All trajectories of a record, or, by an exception before the first byte is written, none."""
         lines = []
+        replaced: Counter[str] = Counter()
         for trajectory in made:
             own_id = self.ids.claim(trajectory.id)
             if own_id != trajectory.id:
                 trajectory = dataclasses.replace(trajectory, id=own_id)
-                self.count("renamed_ids")
+                replaced["renamed_ids"] += 1
             line, surrogates, nonfinite = encode_line(trajectory)
-            self.count("surrogates_replaced", surrogates)
-            self.count("nonfinite_replaced", nonfinite)
+            replaced["surrogates_replaced"] += surrogates
+            replaced["nonfinite_replaced"] += nonfinite
             lines.append(line)
+        for name, by in replaced.items():
+            self.count(name, by)
         for trajectory, line in zip(made, lines, strict=True):
             self.trajectories.write(line)
             self._tally(trajectory)
@@ -285,6 +429,8 @@ def _convert_file(file: Path, shown: str, forced: Reader | None, companions: _Co
                     raise RecordError("the record holds no trajectory")
                 writer.write(made)
                 entry.trajectories += len(made)
+            except _ScratchError:
+                raise
             except JaxguardError as error:
                 rejects.append((item.position, str(error)))
             except _SHAPE_ERRORS as error:

@@ -65,6 +65,19 @@ def has_trace_name(name: str) -> bool:
     return name.lower().removesuffix(".gz").endswith(SUFFIXES)
 
 
+def load_json(path: Path) -> Any:
+    """The value of a small JSON file, such as a manifest.
+
+    Raises:
+        ValueError: It is not UTF-8, not JSON, or nested too deeply to be parsed.
+        OSError: It cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def read_records(path: Path) -> Iterator[Parsed | Broken]:
     """The records of a file in order.
 
@@ -300,8 +313,14 @@ class _Parser:
 
     def record(self, value: Any, position: int, text: str) -> Parsed | Broken:
         value = self.clean(value, text)
-        if isinstance(value, list):
+        if isinstance(value, list) and value and isinstance(value[0], dict) and isinstance(value[0].get("role"), str):
             value = {"messages": value}
+        if isinstance(value, list):
+            return Broken(
+                position,
+                "the record is a JSON array, expected a JSON object, or an array of chat messages; a file that is one "
+                "array of records is read as such where its name ends in .json",
+            )
         if not isinstance(value, dict):
             return Broken(position, f"the record is a {type(value).__name__}, expected a JSON object")
         return Parsed(position, value, self.surrogates, self.nonfinite)

@@ -1,8 +1,9 @@
 """jaxguard's own JSON lines: one trajectory a line, schema version 1; the exact round trip of the types.
 
 Only ``jaxguard``, ``id``, ``instruction`` and ``steps`` (each with a ``tool``) are required, so that a file is easily
-written by hand; fields that equal their default are not written. An unknown field is an error, because a
-misspelt label would otherwise vanish.
+written by hand; fields that equal their default are not written. The observation of a parallel step is by default that
+of the step before it: a large one before a turn of many calls would otherwise stand there many times. An unknown
+field is an error, because a misspelt label would otherwise vanish.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from jaxguard.traces.files import MAX_DEPTH, Broken, clean_json, is_deep, read_records
+from jaxguard.traces.files import MAX_DEPTH, MAX_RECORD_BYTES, Broken, clean_json, is_deep, read_records
 from jaxguard.types import JaxguardError, Step, Trajectory
 
 SCHEMA_VERSION = 1
@@ -55,15 +56,19 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
         "jaxguard": SCHEMA_VERSION,
         "id": trajectory.id,
         "instruction": trajectory.instruction,
-        "steps": [_step_to_json(step) for step in trajectory.steps],
+        "steps": [
+            _step_to_json(step, before)
+            for step, before in zip(trajectory.steps, (None, *trajectory.steps), strict=False)
+        ],
     }
     _put_unless_default(record, trajectory, _TRAJECTORY_DEFAULTS)
     return record
 
 
-def _step_to_json(step: Step) -> dict[str, Any]:
+def _step_to_json(step: Step, before: Step | None) -> dict[str, Any]:
     record = {"tool": step.tool, "arguments": step.arguments, "call_id": step.call_id}
-    _put_unless_default(record, step, _STEP_DEFAULTS)
+    defaults = _STEP_DEFAULTS | {"observation": before.observation if before and step.parallel else ""}
+    _put_unless_default(record, step, defaults)
     return record
 
 
@@ -85,7 +90,9 @@ def from_json(record: Mapping[str, Any]) -> Trajectory:
         raise _error("jaxguard", version, f"schema version {SCHEMA_VERSION}")
     _refuse_unknown(record, _TRAJECTORY_FIELDS, "")
     steps = _get(record, "steps", list, "a list of steps")
-    made = tuple(_step_from_json(step, index) for index, step in enumerate(steps))
+    made: list[Step] = []
+    for index, step in enumerate(steps):
+        made.append(_step_from_json(step, index, made[-1].observation if made else ""))
     seen: set[str] = set()
     for index, step in enumerate(made):
         if step.call_id in seen:
@@ -95,7 +102,7 @@ def from_json(record: Mapping[str, Any]) -> Trajectory:
         return Trajectory(
             id=_get(record, "id", str, "a non-empty string"),
             instruction=_get(record, "instruction", str, "a string"),
-            steps=made,
+            steps=tuple(made),
             unsafe=_get(record, "unsafe", bool | None, "true, false or null"),
             first_hazard=_get(record, "first_hazard", int | None, "a step index or null"),
             timing=_get(record, "timing", bool, "true or false"),
@@ -110,7 +117,7 @@ def from_json(record: Mapping[str, Any]) -> Trajectory:
         raise SchemaError(str(error)) from error
 
 
-def _step_from_json(record: Any, index: int) -> Step:
+def _step_from_json(record: Any, index: int, observation_before: str) -> Step:
     where = f"steps[{index}]."
     if not isinstance(record, dict):
         raise _error(f"steps[{index}]", record, "an object")
@@ -124,15 +131,16 @@ def _step_from_json(record: Any, index: int) -> Step:
     tool = _get(record, "tool", str, "a non-empty string", where)
     if not tool:
         raise _error(where + "tool", tool, "a non-empty string")
+    parallel = _get(record, "parallel", bool, "true or false", where)
     return Step(
         tool=tool,
         arguments=arguments,
         call_id=_get(record, "call_id", str, "a string", where, default=f"call_{index}"),
-        observation=_get(record, "observation", str, "a string", where),
+        observation=_get(record, "observation", str, "a string", where, default=observation_before if parallel else ""),
         raw_arguments=raw,
         hazard=_get(record, "hazard", bool | None, "true, false or null", where),
         thought=_get(record, "thought", str, "a string", where),
-        parallel=_get(record, "parallel", bool, "true or false", where),
+        parallel=parallel,
         unobserved=_get(record, "unobserved", bool, "true or false", where),
     )
 
@@ -169,21 +177,30 @@ def encode_line(trajectory: Trajectory) -> tuple[bytes, int, int]:
     Readers get clean records, but an argument text may hold a second layer of JSON with escapes of its own.
 
     Raises:
-        SchemaError: The trajectory is nested too deeply to be read back.
+        SchemaError: The line could not be read back.
     """
     record = to_json(trajectory)
+    surrogates = nonfinite = 0
     try:
-        return _dump(record), 0, 0
+        text = _dump(record)
+        line = text.encode()
     except ValueError:  # UnicodeEncodeError is one, and so is the refusal of a non-finite number
         record, surrogates, nonfinite = clean_json(record)
-        return _dump(record), surrogates, nonfinite
-
-
-def _dump(record: Mapping[str, Any]) -> bytes:
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _dump(record)
+        line = text.encode()
+    # Cleaning may make two call ids equal, so the record is checked as it is written.
+    from_json(record)
     if is_deep(record, text, MAX_DEPTH):
-        raise SchemaError(f"trajectory {record['id']!r}: nested deeper than {MAX_DEPTH} levels")
-    return text.encode() + b"\n"
+        raise SchemaError(f"trajectory {trajectory.id!r}: nested deeper than {MAX_DEPTH} levels")
+    if len(line) > MAX_RECORD_BYTES:
+        raise SchemaError(
+            f"trajectory {trajectory.id!r}: a line of {len(line)} bytes, expected up to {MAX_RECORD_BYTES}"
+        )
+    return line, surrogates, nonfinite
+
+
+def _dump(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def open_output(raw: IO[bytes]) -> gzip.GzipFile:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxguard.traces.files import load_json
 from jaxguard.types import JaxguardError, Trajectory
 
 SPLITS_VERSION = 1
@@ -54,7 +55,8 @@ def make_splits(
             add up to 1.
         seed: Decides which components go where.
         group_by: A metadata field to group by in place of ``Trajectory.group`` (e.g. ``injection_task_id``, to
-            hold out injected goals). A trajectory without the field is a group of its own. Texts then count as
+            hold out injected goals). A trajectory without the field is a group of its own, but some must have
+            it. Texts then count as
             equal only with their observations, and a text that occurs in several groups (a run that never
             saw the goal) is a component of its own: it would join the very groups that are to be told apart.
         join_actions: Also keep equal action sequences (tools and arguments) together, whatever the
@@ -64,8 +66,8 @@ def make_splits(
         Part name -> ids in ascending order, in the order of ``fractions``.
 
     Raises:
-        SplitError: A fraction is negative or they do not add up to 1, two trajectories share an id, or there
-            are no trajectories.
+        SplitError: A fraction is negative or they do not add up to 1, two trajectories share an id, there are no
+            trajectories, or none has the field ``group_by``.
     """
     _check_fractions(fractions)
     components = _components(trajectories, seed, group_by, join_actions)
@@ -180,9 +182,18 @@ def _components(
     trajectories: Iterable[Trajectory], seed: int, group_by: str | None, join_actions: bool
 ) -> list[_Component]:
     """Union-find over the keys that trajectories share."""
-    entries = [_entry(trajectory, group_by) for trajectory in trajectories]
+    entries: list[_Entry] = []
+    fields: set[str] = set()
+    for trajectory in trajectories:
+        entries.append(_entry(trajectory, group_by))
+        fields.update(name for name, value in trajectory.metadata.items() if value is not None)
     if not entries:
         raise SplitError("trajectories: got none, expected at least one")
+    if group_by is not None and group_by not in fields:
+        raise SplitError(
+            f"group_by: no trajectory has {group_by!r} in its metadata, expected one of the fields there "
+            f"({', '.join(sorted(fields)) or 'none'})"
+        )
     id_uses = Counter(entry.id for entry in entries)
     if len(id_uses) < len(entries):
         repeated = next(name for name, uses in id_uses.items() if uses > 1)
@@ -336,7 +347,7 @@ def load_splits(path: Path, ids: Iterable[str] | None = None) -> dict[str, list[
             or the reverse.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path)
     except (OSError, ValueError) as error:
         raise SplitError(f"{path}: {error}, expected a file written by save_splits") from error
     version = content.get("jaxguard_splits") if isinstance(content, dict) else None

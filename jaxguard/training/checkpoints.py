@@ -73,8 +73,7 @@ class Checkpoints:
         if step is None:
             raise TrainingError(f"checkpoints {self._manager.directory}: none found, expected at least one")
         meta = self._read(step, meta=ocp.args.JsonRestore())["meta"]
-        if lacking := {"identity", "digest"} - meta.keys():
-            raise TrainingError(f"{self._named(step)}: its metadata lack {', '.join(sorted(lacking))}")
+        self._check_meta(step, meta)
         found = meta["identity"]
         if found != self._identity:
             differing = [k for k in {**self._identity, **found} if found.get(k) != self._identity.get(k)]
@@ -92,6 +91,22 @@ class Checkpoints:
         if _digest(arrays) != meta["digest"]:
             raise TrainingError(f"{self._named(step)}: is damaged, its arrays are not those that were written")
         return TrainState(**arrays["train"]), arrays["best"], meta
+
+    def _check_meta(self, step: int, meta: Any) -> None:
+        """Everything that resuming reads is there and of its kind."""
+        if not isinstance(meta, dict):
+            raise TrainingError(f"{self._named(step)}: its metadata are {type(meta).__name__}, expected an object")
+        if lacking := {"identity", "digest", "position", "best_loss"} - meta.keys():
+            raise TrainingError(f"{self._named(step)}: its metadata lack {', '.join(sorted(lacking))}")
+        position, best = meta["position"], meta["best_loss"]
+        counts = list(position.values()) if isinstance(position, dict) and position.keys() == {"epoch", "batch"} else []
+        if len(counts) != 2 or any(type(count) is not int or count < 0 for count in counts):
+            raise TrainingError(f"{self._named(step)}: position is {position!r:.80}, expected an epoch and a batch")
+        if not (best is None or type(best) in (int, float)) or not isinstance(meta["identity"], dict):
+            raise TrainingError(
+                f"{self._named(step)}: best_loss is {best!r:.80} and identity {meta['identity']!r:.80}, expected a "
+                "number or null and an object"
+            )
 
     def _named(self, step: int) -> str:
         return f"checkpoint {self._manager.directory}/{step}"

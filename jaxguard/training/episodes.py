@@ -94,10 +94,14 @@ def make_episodes(
     max_steps: int,
     unlabelled_hazard: str = "skip",
     thought: bool = False,
+    part: str = "train",
 ) -> Episodes:
     """Looks every text up in the store; trajectories without steps are left out.
 
+    ``part`` is the part of the split that they are, for messages.
+
     Raises:
+        TrainingError: no trajectory has a step.
         JaxguardError: a text is not in the store (``jaxguard embed`` adds it).
     """
     index: dict[str, int] = {}
@@ -121,7 +125,7 @@ def make_episodes(
         unsafe.append(trajectory.unsafe)
         sources.append(trajectory.source)
     if not ids:
-        raise TrainingError(f"training data: got {len(trajectories)} trajectories, none with a step")
+        raise TrainingError(f"{part} part: got {len(trajectories)} trajectories, none with a step, expected one")
     return Episodes(
         table=store.get(list(index)),
         ids=tuple(ids),

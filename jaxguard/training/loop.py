@@ -89,11 +89,7 @@ class Curves:
 
     def __init__(self, path: Path, resumed: int, tensorboard: bool):
         self._path = path
-        rows = []
-        if path.exists() and resumed:
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.DictReader(file) if int(row["step"]) <= resumed]
-        self._rows: list[dict[str, Any]] = rows
+        self._rows = _rows_until(path, resumed) if path.exists() and resumed else []
         self._writer = None
         if tensorboard:
             try:
@@ -120,6 +116,31 @@ class Curves:
             writer.writeheader()
             writer.writerows(self._rows)
         temporary.replace(self._path)
+
+
+def _rows_until(path: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of written curves up to a step."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        if any(None in row or None in row.values() for row in rows):
+            raise TrainingError(f"{path}: damaged (a row has more or fewer cells than the header); delete it to go on")
+        return [row for row in rows if int(row["step"]) <= step]
+    except (ValueError, KeyError, csv.Error) as error:
+        raise TrainingError(f"{path}: damaged ({type(error).__name__}: {error}); delete it to go on") from error
+
+
+def require_supervision(episodes: Episodes) -> None:
+    """Refuses a training part from which stage 2 learns no hazard.
+
+    Raises:
+        TrainingError: no trajectory has a first hazard step.
+    """
+    if not (episodes.hazard_step >= 0).any():
+        raise TrainingError(
+            "stage 2: no training trajectory has a first hazard step to learn from, expected at least one "
+            "(stage2.unlabelled_hazard=last_step supervises the last step of unsafe trajectories instead)"
+        )
 
 
 def train_stage(
@@ -150,11 +171,8 @@ def train_stage(
     """
     settings = config.stage1 if stage == 1 else config.stage2
     folder.mkdir(parents=True, exist_ok=True)
-    if stage == 2 and not (train.hazard_step >= 0).any():
-        raise TrainingError(
-            "stage 2: no training trajectory has a first hazard step to learn from, expected at least one "
-            "(stage2.unlabelled_hazard=last_step supervises the last step of unsafe trajectories instead)"
-        )
+    if stage == 2:
+        require_supervision(train)
     relevant = to_dict(config)
     identity = {
         "stage": stage,

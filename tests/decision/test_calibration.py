@@ -12,6 +12,7 @@ from jaxguard.decision.calibration import Calibration, CalibrationError, calibra
 from jaxguard.decision.conformal import ConformalError, conformal_threshold, false_alert_band
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
 from jaxguard.decision.policy import Cutoffs
+from jaxguard.types import JaxguardError
 
 RNG = np.random.default_rng(11)
 HAZARD, FUSED = RNG.random(120) * 0.7, RNG.random(120)
@@ -123,10 +124,34 @@ def edited(path: str, value: object) -> str:
         (edited("hold_maxima", [0.1, None]), r"hold_maxima\.1: got None"),
         (edited("hold_maxima", 0.1), r"hold_maxima is 0\.1"),
         (edited("block_too_small.rare", "x"), "rare"),
+        (edited("hold.value", 1e9), r"^hold: got a threshold of 1000000000\.0 .*expected risks in \[0, 1\]"),
+        (edited("block.value", -5), "^block: got a threshold of -5 "),
+        (edited("hold.value", 1.0), r"^hold: got a threshold of 1\.0 .* that can be crossed"),
+        (edited("hold.value", 0.999999), r"^hold: got a conformal threshold of 0\.999999, expected .*, number 109 of"),
+        (edited("hold_groups.mail.value", 1e9), r"^hold_groups\['mail'\]: got a threshold of"),
+        (edited("hold_groups.mail.value", 0.9), r"^hold_groups\['mail'\]: .* expected one of the maxima"),
+        (edited("hold_groups.mail.alpha", 0.9), r"rank k = 55 of n = 60, expected 7 for alpha = 0\.9"),
+        (edited("hold.raised_from", 2e-3), r"^hold: got a conformal threshold of 0\.002"),
+        (edited("hold.raised_from", 0.99), "expected more than 0.99"),
+        (edited("hold.k", 100), "got rank k = 100 of n = 120, expected 109 for alpha = 0.1"),
+        (edited("hold.k", 109.0), r"hold\.k: got 109\.0, expected an integer"),
+        (edited("hold.k", 10**400), r"hold\.k: got 10+, expected a finite number"),
+        (edited("hold.alpha", 0.9), "expected 13 for alpha = 0.9"),
+        (edited("hold.value", 10**400), r"hold\.value: got 10+, expected a finite number"),
+        (edited("hold_maxima", [0.2, 0.1]), "hold_maxima: got numbers out of order"),
+        (edited("block_maxima", [0.1, 7]), "block_maxima: got numbers out of order or range"),
+        (edited("hold_maxima", [0.1] * 119), "hold_maxima: got 119 numbers, expected 120 less at most 0"),
+        (edited("nonfinite", 0.5), r"nonfinite is 0\.5"),
+        (edited("either_alert_rate", -1), "either_alert_rate.* -1"),
+        (edited("fusion.window", 3.0), r"window: got 3\.0, expected an integer in 1\.\.10,000"),
+        (edited("fusion.window", 1e30), r"window: got 1e\+30, expected an integer"),
+        (edited("fusion.beta", 10**400), r"fusion\.beta: got 10+, expected a finite number"),
+        ("[" * 100_000, "not JSON"),
+        ('{"version": ' + "1" * 5000 + "}", "not JSON"),
     ],
 )
 def test_refuses_broken_text(text: str, message: str) -> None:
-    with pytest.raises(CalibrationError, match=message):
+    with pytest.raises(JaxguardError, match=message):
         Calibration.from_json(text)
 
 
@@ -159,3 +184,36 @@ def test_thresholds_at_other_levels() -> None:
         assert c.hold_at(alpha) == conformal_threshold(FUSED, alpha)
     with pytest.raises(ConformalError, match="at least 999"):
         c.hold_at(0.001)
+
+
+def test_paper_rule_thresholds_are_checked_too() -> None:
+    clipped = make(paper_rule=True, alpha_block=0.001, groups=None, group_key="")
+    assert (clipped.block.k, clipped.block.value) == (120, HAZARD.max())
+    record = json.loads(clipped.to_json())
+    record["block"]["k"] = 119
+    with pytest.raises(ConformalError, match=r"rank k = 119 of n = 120, expected 120 for alpha = 0\.001"):
+        Calibration.from_json(json.dumps(record))
+
+
+def test_raised_thresholds_survive_a_round_trip() -> None:
+    raised = make().raised(0.75, 0.97)
+    assert raised.hold.raised_from == make().hold.value
+    assert Calibration.from_json(raised.to_json()) == raised
+
+
+def test_a_saturated_model_is_refused() -> None:
+    """A threshold of 1 would let everything pass in silence."""
+    rest = {"alpha_hold": 0.1, "alpha_block": 0.05, "fusion": FusionParams(), "encoder": "e", "weights": "w"}
+    ones = np.ones(40)
+    with pytest.raises(CalibrationError, match=r"block risk: 40 of 40 safe .* maximum of 1, expected at most 1 for"):
+        calibrate(ones, ones, **rest)
+    some = np.where(np.arange(40) < 6, 1.0, 0.5)
+    with pytest.raises(CalibrationError, match=r"hold risk: 6 of 40 .* expected at most 3 for alpha = 0\.1"):
+        calibrate(some * 0.9, some, **rest)
+    few = np.where(np.arange(40) < 3, 1.0, 0.5)
+    assert calibrate(few * 0.9, few, **rest).lambda_hold == 0.5
+    groups = ["bad"] * 6 + ["good"] * 60
+    mixed = np.where(np.arange(66) < 6, 1.0, 0.5)
+    with pytest.raises(CalibrationError, match=r"hold risk, domain 'bad': 6 of 6 safe calibration"):
+        calibrate(mixed * 0.9, mixed, **rest | {"alpha_hold": 0.2}, groups=groups, group_key="domain")
+    assert calibrate(ones, ones, **rest, paper_rule=True).hold.crossed([1.0]).all()

@@ -24,6 +24,18 @@ def test_too_few_unsafe_trajectories_show_nothing() -> None:
     assert floor(0.1, SAFE, [], [], 0.5) == -np.inf
 
 
+def test_equal_scores_are_lost_together() -> None:
+    tied = np.repeat([0.6, 0.9], [3, 96])
+    assert floor(0.1, SAFE, tied, [], 0.02) == -np.inf  # two may be lost, three score 0.6
+    assert floor(0.1, SAFE, tied, [], 0.03) == 0.6
+    assert floor(0.1, SAFE, tied, [], 0.5) == 0.6
+
+
+def test_nothing_is_raised_to_what_no_risk_exceeds() -> None:
+    assert floor(0.1, SAFE, [1.0], [], 0.5) == -np.inf
+    assert floor(0.1, SAFE, [0.5, 1.0, np.inf], [], 0.75) == 0.5
+
+
 def test_never_lowers() -> None:
     assert floor(0.995, SAFE, UNSAFE, [], 0.5) == -np.inf
     assert floor(0.9, SAFE, [*UNSAFE, np.nan, np.inf], [], 0.02) == -np.inf

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -217,7 +219,7 @@ def test_a_shard_rewritten_by_another_program_is_refused(tmp_path: Path) -> None
         FeatureStore.open(tmp_path).get(texts)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"layout": 1}', '{"layout": 9}', "\0"])
+@pytest.mark.parametrize("content", ["", "[]", '{"layout": 1}', '{"layout": 9}', "\0", "[" * 100_000])
 def test_a_broken_manifest_is_a_clear_error(tmp_path: Path, content: str) -> None:
     _filled(tmp_path)
     (tmp_path / "manifest.json").write_text(content)
@@ -249,6 +251,26 @@ def test_leftovers_of_a_kill_are_ignored_and_cleaned(tmp_path: Path) -> None:
     assert leftover.exists(), "a reader must not delete what a writer may be writing"
     FeatureStore.create_or_open(tmp_path, FP, 5)
     assert not leftover.exists()
+
+
+def test_a_read_only_store_is_opened_for_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, vectors = _filled(tmp_path)
+
+    def read_only(path: Path, mode: str = "r") -> IO:
+        if mode != "rb":
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return open(path, mode)
+
+    monkeypatch.setattr("jaxguard.features.store.open", read_only, raising=False)
+    store = FeatureStore.create_or_open(tmp_path, FP, 5)
+    np.testing.assert_array_equal(store.get(texts), vectors)
+    assert store.missing(texts) == []
+    assert store.add(texts, vectors) == 0
+    with pytest.raises(FeatureStoreError, match=r"cannot be written \(.*Read-only file system"):
+        store.add(["new"], vectors[:1])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FeatureStoreError, match=r"empty: cannot be made \(.*Read-only file system"):
+        FeatureStore.create_or_open(tmp_path / "empty", FP, 5)
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from jaxguard.features.texts import trajectory_texts
 from jaxguard.guard import Guard
 from jaxguard.scoring.archive import STEPS, TRAJECTORIES, score_archive
 from jaxguard.traces.jsonl import read_trajectories
+from jaxguard.traces.lock import locked
 from jaxguard.types import Decision, JaxguardError
 
 pytestmark = pytest.mark.usefixtures("toy_size")
@@ -164,18 +165,26 @@ def test_a_broken_run_leaves_no_result_and_can_be_repeated(guard: Guard, mixed: 
     shutil.copytree(tmp_path / "first" / "traces", traces)
     right = (traces / "manifest.json").read_text()
     wrong = json.loads(right)
-    wrong["counts"]["trajectories"] += 1
+    for name in ("trajectories", "unlabelled"):
+        wrong["counts"][name] += 1
     (traces / "manifest.json").write_text(json.dumps(wrong))
     with pytest.raises(JaxguardError, match="manifest counts 7 trajectories, 6 were read and scored"):
         score_archive(traces, guard, tmp_path / "out", progress=False)
     assert not [p for p in (tmp_path / "out").iterdir() if p.suffix in (".parquet", ".json")]
+    wrong = json.loads(right)
+    wrong["counts"]["steps"] -= 1
+    (traces / "manifest.json").write_text(json.dumps(wrong))
+    with pytest.raises(JaxguardError, match="manifest counts 7 steps, 8 were read and scored"):
+        score_archive(traces, guard, tmp_path / "out", progress=False)
     (traces / "manifest.json").write_text(right)
     score_archive(traces, guard, tmp_path / "out", progress=False)
     assert rows(tmp_path / "out", "steps") == rows(tmp_path / "first", "steps")
     assert not list((tmp_path / "out").glob("*.partial"))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"counts": {"trajectories": "many"}}', '{"counts": 3}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"counts": {"trajectories": "many"}}', '{"jaxguard": 1, "counts": 3}', "[" * 100_000]
+)
 def test_a_damaged_manifest_of_traces_is_named(guard: Guard, small_run: SmallRun, tmp_path: Path, content: str) -> None:
     traces = shutil.copytree(small_run.data, tmp_path / "traces")
     (traces / "manifest.json").write_text(content)
@@ -188,3 +197,58 @@ def test_a_guard_without_thresholds_is_refused_before_any_work(guard: Guard, mix
     with pytest.raises(JaxguardError, match="no thresholds; run `jaxguard calibrate` first"):
         score_archive(mixed, bare, tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_counts_that_do_not_add_up_are_refused_before_any_work(guard: Guard, mixed: Path, tmp_path: Path) -> None:
+    score_archive(mixed, guard, tmp_path / "first", progress=False)
+    path = tmp_path / "first" / "traces" / "manifest.json"
+    wrong = json.loads(path.read_text())
+    wrong["counts"]["rejected"] = 0
+    path.write_text(json.dumps(wrong))
+    with pytest.raises(JaxguardError, match=r"counts.records is 8, expected converted \+ rejected"):
+        score_archive(path.parent, guard, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_not_read_is_reported(guard: Guard, mixed: Path, tmp_path: Path) -> None:
+    (mixed / "link").symlink_to(tmp_path)
+    lines(mixed / "odd.jsonl", {"a": 1})
+    expected = ["link (a link to a folder, not followed)"]
+    report = score_archive(mixed, guard, tmp_path / "one", progress=False)
+    assert report.skipped_files == manifest(tmp_path / "one")["skipped_files"] == expected
+    assert report.counts["files_rejected"] == 1
+    again = score_archive(tmp_path / "one" / "traces", guard, tmp_path / "two", progress=False)
+    assert again.skipped_files == expected
+    assert again.counts["files_rejected"] == 1
+
+
+def test_converted_traces_of_which_none_is_left_are_refused(guard: Guard, mixed: Path, tmp_path: Path) -> None:
+    """As an earlier version wrote them."""
+    score_archive(mixed, guard, tmp_path / "first", progress=False)
+    traces = tmp_path / "first" / "traces"
+    empty = json.loads((traces / "manifest.json").read_text())
+    empty["counts"] = dict.fromkeys(empty["counts"], 0) | {"records": 2, "rejected": 2}
+    (traces / "manifest.json").write_text(json.dumps(empty))
+    with pytest.raises(
+        JaxguardError, match=r"traces: holds no trajectory: 2 records and 0 files were rejected, see rej"
+    ):
+        score_archive(traces, guard, tmp_path / "out", progress=False)
+
+
+@pytest.mark.parametrize("name", [".", "traces"])
+def test_a_store_where_the_results_go_is_refused(guard: Guard, mixed: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(JaxguardError, match=r"--store .*out.*: is where the results go, expected a folder of its own"):
+        score_archive(mixed, guard, out, store=out / name, progress=False)
+    assert not out.exists()
+
+
+def test_two_at_once_in_one_folder(guard: Guard, mixed: Path, tmp_path: Path) -> None:
+    with locked(tmp_path / "out"), pytest.raises(JaxguardError, match="out: another process is writing there"):
+        score_archive(mixed, guard, tmp_path / "out", progress=False)
+
+
+def test_a_missing_archive_leaves_nothing(guard: Guard, tmp_path: Path) -> None:
+    with pytest.raises(JaxguardError, match="nowhere: there is no such file or folder"):
+        score_archive(tmp_path / "nowhere", guard, tmp_path / "out", progress=False)
+    assert list(tmp_path.iterdir()) == []

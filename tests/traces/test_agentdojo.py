@@ -150,11 +150,47 @@ def test_an_empty_list_of_targets_allows_all(tmp_path, functions, texts, step):
 def test_broken_targets_stop_the_conversion(tmp_path):
     assert load_targets(tmp_path) is None
     write_targets(tmp_path, texts=None)
-    with pytest.raises(JaxguardError, match=r"injection_targets.json: TypeError .*args_contain_any"):
+    with pytest.raises(
+        JaxguardError, match=r"injection_targets.json, record 0: args_contain_any is None, expected a list"
+    ):
         load_targets(tmp_path)
     (tmp_path / "run.jsonl").write_text(json.dumps(record()))
     with pytest.raises(JaxguardError, match="injection_targets"):
         convert(tmp_path / "run.jsonl", tmp_path / "out")
+
+
+def test_a_text_in_place_of_a_list_of_targets_is_no_list_of_letters(tmp_path):
+    write_targets(tmp_path, functions="send")
+    with pytest.raises(JaxguardError, match=r"record 0: functions is 'send', expected a list of strings"):
+        load_targets(tmp_path)
+    write_targets(tmp_path, texts="evil")
+    with pytest.raises(JaxguardError, match=r"record 0: args_contain_any is 'evil', expected a list of strings"):
+        load_targets(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"\xff\xfe", "not JSON"), (b"[" * 100_000, "nested too deeply")])
+def test_a_broken_file_of_targets_is_named(tmp_path, content, message):
+    (tmp_path / "injection_targets.json").write_bytes(content)
+    with pytest.raises(JaxguardError, match=f"injection_targets.json, record 0: .*{message}"):
+        load_targets(tmp_path)
+
+
+def test_two_targets_of_one_task_that_differ_are_named(tmp_path):
+    write_targets(tmp_path)
+    path = tmp_path / "injection_targets.json"
+    (entry,) = json.loads(path.read_text())
+    path.write_text(json.dumps([entry, entry]))
+    assert load_targets(tmp_path) is not None
+    path.write_text(json.dumps([entry, entry | {"functions": []}]))
+    with pytest.raises(JaxguardError, match="record 1: another target of bank/injection_task_5 than before"):
+        load_targets(tmp_path)
+
+
+@pytest.mark.parametrize("value", [5, ["injection_task_5"], True, {}])
+@pytest.mark.parametrize("name", ["injection_task_id", "attack_type"])
+def test_an_attack_of_the_wrong_type_is_not_the_lack_of_one(name, value):
+    with pytest.raises(RecordError, match=f"{name}: got .*, expected a string or null"):
+        read(record(**{**ATTACK, name: value}))
 
 
 def test_an_error_takes_the_place_of_an_empty_result():

@@ -175,3 +175,11 @@ def test_real_counts(data_dir: Path) -> None:
         assert len({t.group for t in trajectories}) == 10
     assert seen == expected
     assert (blocked, total) == (9, 6247)
+
+
+def test_calls_without_an_end_cost_linear_time() -> None:
+    """Each would otherwise be looked for to the end of the text, which takes minutes."""
+    text = "[Action]: " + "I will call the x with the params as " * 40_000
+    assert parse_turn(text) == ([], None)
+    calls, _ = parse_turn("I will call the a with the params as None;" + text)
+    assert [call.tool for call in calls] == ["a"]

@@ -232,11 +232,111 @@ def test_a_refusal_has_no_steps():
         ([user("a"), {"role": "assistant", "tool_calls": "x"}], r"messages\[1\].tool_calls: got str 'x'"),
         ([user("a"), {"role": "assistant", "tool_calls": [3]}], r"messages\[1\].tool_calls\[0\]: got int 3"),
         ([user("a"), {"role": "assistant", "tool_calls": [{"id": "1"}]}], r"tool_calls\[0\]: got NoneType None as the"),
+        (
+            [user("a"), {"role": "assistant", "function_call": "rm({})"}],
+            r"messages\[1\].function_call: got str 'rm\({}\)'",
+        ),
+        (
+            [user("a"), {"role": "assistant", "toolCalls": [{"name": "rm"}]}],
+            r"messages\[1\].toolCalls: 'toolCalls' is not",
+        ),
+        (
+            [user("a"), {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "", "input": {}}]}],
+            r"messages\[1\].content, tool_use 0: got str '' as the function's name",
+        ),
+        (
+            [user("a"), {"role": "assistant", "content": [{"type": "tool-call", "toolName": "rm"}]}],
+            r"messages\[1\].content\[0\]: 'tool-call' is not read, expected tool_calls or tool_use",
+        ),
+        (
+            [user("a"), {"role": "assistant", "content": [{"toolUse": {"name": "rm"}}]}],
+            r"messages\[1\].content\[0\]: 'toolUse' is not read",
+        ),
+        ([user("a"), user([{"toolResult": {}}])], r"messages\[1\].content\[0\]: 'toolResult' is not read"),
+        (
+            [user("a"), says("<tool_call>{}</tool_call>"), result("1", "deleted")],
+            r"messages\[1\]: <tool_call, but no call in tool_calls, function_call or a tool_use part",
+        ),
+        ([user("a"), says("Done."), result("1", "deleted")], "messages: 1 tool results, but no call in tool_calls"),
+        (
+            [user("a"), says("Done."), user([{"type": "tool_result", "tool_use_id": "1", "content": "x"}])],
+            "messages: 1 tool results, but no call",
+        ),
     ],
 )
 def test_errors_name_the_message(messages, reason):
     with pytest.raises(RecordError, match=reason):
         read_conversation(messages)
+
+
+def uses(*parts):
+    return {"role": "assistant", "content": list(parts)}
+
+
+def use(call_id, name, given):
+    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+
+
+def test_calls_and_results_as_parts_of_the_content():
+    text = {"type": "text", "text": "Both now."}
+    answer = {"type": "tool_result", "tool_use_id": "b", "content": [{"type": "text", "text": "second"}]}
+    made = read_conversation(
+        [
+            user("clean up"),
+            uses(text, use("a", "look", {"at": 1}), use("b", "drop", {"all": True})),
+            user([answer, {"type": "text", "text": "go on"}, {"type": "tool_result", "tool_use_id": "a"}]),
+            uses(use("c", "stop", {})),
+            user([{"type": "tool_result", "tool_use_id": "c", "content": "stopped", "is_error": True}]),
+            says("Done."),
+        ]
+    )
+    assert made.instruction == "clean up"
+    assert [(s.tool, s.arguments, s.call_id) for s in made.steps] == [
+        ("look", {"at": 1}, "a"),
+        ("drop", {"all": True}, "b"),
+        ("stop", {}, "c"),
+    ]
+    assert [s.observation for s in made.steps] == ["", "", "second\n[user] go on"]
+    assert [s.thought for s in made.steps] == ["Both now.", "", ""]
+    assert [s.parallel for s in made.steps] == [False, True, False]
+    assert not any(s.unobserved for s in made.steps)
+    assert made.final_observation == "stopped"
+    assert made.final_reply == "Done."
+    assert made.notes == {}
+
+
+def test_a_call_that_stands_in_tool_calls_and_in_a_part_is_one():
+    message = says(None, ("a", "look", "{}")) | {"content": [use("a", "look", {}), use("b", "drop", {})]}
+    made = read_conversation([user("go"), message])
+    assert [(s.tool, s.call_id) for s in made.steps] == [("look", "a"), ("drop", "b")]
+
+
+def test_arguments_beside_the_name_of_a_function():
+    made = read_conversation(
+        [user("go"), {"role": "assistant", "tool_calls": [{"function": "x", "arguments": '{"a":1}'}]}]
+    )
+    assert made.steps[0].arguments == {"a": 1}
+
+
+def test_private_tags_that_are_never_closed_cost_linear_time():
+    """Each would otherwise be looked for to the end of the text, which takes minutes."""
+    text = "<think>a</think>" + "<think>" * 200_000 + "<thinking>b</thinking>c"
+    made = read_conversation([user("go"), {"role": "assistant", "content": text, "tool_calls": [{"function": "x"}]}])
+    assert made.steps[0].thought == "a\nb\n" + "<think>" * 200_000 + "c"
+
+
+def test_results_without_ids_cost_linear_time():
+    """Each would otherwise look at all open calls, which takes hours."""
+    count = 50_000
+    calls = [{"function": {"name": f"t{i % 100}", "arguments": "{}"}} for i in range(count)]
+    answers = [{"role": "tool", "content": "r"} for _ in range(count - 1)]
+    made = read_conversation([user("go"), {"role": "assistant", "tool_calls": calls}, *answers])
+    assert [s.unobserved for s in made.steps] == [False] * (count - 1) + [True]
+
+
+def test_many_messages_without_a_call_cost_linear_time():
+    made = read_conversation([user("go"), *[says("x" * 100) for _ in range(100_000)]])
+    assert len(made.final_reply) == 101 * 100_000 - 1
 
 
 def test_ten_thousand_steps():

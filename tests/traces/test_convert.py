@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import sqlite3
 import tracemalloc
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 
 from jaxguard.traces import convert as module
 from jaxguard.traces import files
-from jaxguard.traces.convert import ConvertError, convert
+from jaxguard.traces.convert import ConvertError, convert, read_manifest, write_made
 from jaxguard.traces.jsonl import read_trajectories, write_trajectories
+from jaxguard.traces.lock import locked
 from jaxguard.traces.readers import openai_chat
 from jaxguard.types import JaxguardError, Step, Trajectory
 
@@ -144,7 +147,7 @@ def test_a_single_unknown_file_is_an_error_and_leaves_no_output(tmp_path):
     path = lines(tmp_path / "x.jsonl", *[{"a": i} for i in range(300)])
     with pytest.raises(ConvertError, match=r"none of the first 100 records is a trace.*known: jaxguard, stepshield"):
         convert(path, tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -152,13 +155,30 @@ def test_a_single_unknown_file_is_an_error_and_leaves_no_output(tmp_path):
     [
         (lambda tmp: tmp / "nowhere", "there is no such file or folder"),
         (lambda tmp: lines(tmp / "docs" / "README.md", "x").parent, "no .jsonl, .ndjson or .json file"),
+        (
+            lambda tmp: lines(tmp / "docs" / ".git" / "x.jsonl", chat()).parent.parent,
+            r"not read: .git \(a hidden folder\)",
+        ),
         (lambda tmp: tmp / "out", "the output folder is the input folder"),
+        (lambda tmp: lines(tmp / "x" / "a.jsonl", chat(), "[" * 9).parent / "a.jsonl" / "b", "there is no such file"),
+        (
+            lambda tmp: lines(tmp / "x" / "a.jsonl", {"messages": [{"role": "user"}]}, {"a": 1}).parent,
+            "nothing could be converted: 2 records and 0 files were rejected; the first: a.jsonl, record 0: ",
+        ),
+        (
+            lambda tmp: lines(tmp / "x" / "a.jsonl", {"a": 1}).parent,
+            "nothing could be converted: 0 records and 1 files were rejected; the first: a.jsonl: none of the first 1",
+        ),
     ],
 )
 def test_what_cannot_be_converted(tmp_path, make, message):
-    (tmp_path / "out").mkdir()
+    path = make(tmp_path)
+    existed = path == tmp_path / "out"
+    if existed:
+        path.mkdir()
     with pytest.raises(ConvertError, match=message):
-        convert(make(tmp_path), tmp_path / "out")
+        convert(path, tmp_path / "out")
+    assert (tmp_path / "out").exists() is existed
 
 
 def test_a_named_format_is_not_detected(tmp_path):
@@ -182,6 +202,167 @@ def test_repeated_ids_are_made_unique(tmp_path):
     ids = [t.id for t in read_trajectories(tmp_path / "out")]
     assert ids == ["x:a", "x:a~2", "x:a~2~2", "x:a~3", "x:b", "x:a~2~3"]
     assert report.counts["renamed_ids"] == 4
+
+
+def test_what_is_not_followed_is_listed(tmp_path, monkeypatch):
+    data, out = tmp_path / "data", tmp_path / "out"
+    lines(data / "a.jsonl", chat("a"))
+    lines(data / ".hidden" / "x.jsonl", chat("x"))
+    lines(data / "killed" / ".convert-x1" / "trajectories.jsonl.gz", "{")
+    lines(tmp_path / "elsewhere" / "b.jsonl", chat("b"))
+    convert(data / "a.jsonl", out)
+    convert(data / "a.jsonl", data / "earlier")
+    (data / "folder").symlink_to(tmp_path / "elsewhere")
+    (data / "file.jsonl").symlink_to(tmp_path / "elsewhere" / "b.jsonl")
+    (data / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    (data / "loop.jsonl").symlink_to(data / "loop.jsonl")
+    (data / "own.jsonl.gz").symlink_to(out / "trajectories.jsonl.gz")
+    os.mkfifo(data / "pipe.jsonl")
+    report = convert(data, out)
+    assert [file.file for file in report.files] == ["a.jsonl", "file.jsonl"]
+    assert report.skipped_files == [
+        ".hidden (a hidden folder)",
+        "earlier/manifest.json",
+        "earlier/rejects.jsonl",
+        "earlier/trajectories.jsonl.gz (made by an earlier conversion)",
+        "folder (a link to a folder, not followed)",
+        "gone.jsonl (a link that leads nowhere)",
+        "killed/.convert-x1 (a hidden folder)",
+        "loop.jsonl (a link that leads nowhere)",
+        "own.jsonl.gz (a link into the output folder)",
+        "pipe.jsonl (no regular file)",
+    ]
+    assert json.loads((out / "manifest.json").read_text())["skipped_files"] == report.skipped_files
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    lines(tmp_path / "data" / "secret" / "a.jsonl", chat("a"))
+    lines(tmp_path / "data" / "b.jsonl", chat("b"))
+    listing = Path.iterdir
+
+    def denied(folder):
+        if folder.name == "secret":
+            raise PermissionError(13, "Permission denied")
+        return listing(folder)
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(ConvertError, match=r"data/secret: the folder cannot be read \(Permission denied\)"):
+        convert(tmp_path / "data", tmp_path / "out")
+
+
+def test_the_output_folder_may_hold_the_input(tmp_path):
+    lines(tmp_path / "data" / "raw" / "a.jsonl", chat("a"))
+    out = tmp_path / "data"
+    for _ in range(2):
+        assert convert(out / "raw", out).counts["converted"] == 1
+        (out / "raw" / "link.jsonl.gz").unlink(missing_ok=True)
+        (out / "raw" / "link.jsonl.gz").symlink_to(out / "trajectories.jsonl.gz")
+    assert convert(out / "raw", out).skipped_files == ["link.jsonl.gz (a link into the output folder)"]
+
+
+def test_the_input_is_not_overwritten(tmp_path):
+    out = tmp_path / "out"
+    convert(lines(tmp_path / "x.jsonl", chat("a")), out)
+    before = (out / "trajectories.jsonl.gz").read_bytes()
+    with pytest.raises(ConvertError, match=r"trajectories.jsonl.gz: is the output in .*out itself, expected another"):
+        convert(out / "trajectories.jsonl.gz", out)
+    assert (out / "trajectories.jsonl.gz").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ['{"layout": 1}', "{", '{"jaxguard": "0.1"}', "[" * 100_000])
+def test_a_manifest_of_something_else_is_not_overwritten(tmp_path, content):
+    path, out = lines(tmp_path / "x.jsonl", chat("a")), tmp_path / "store"
+    lines(out / "manifest.json", content)
+    for write in (lambda: convert(path, out), lambda: write_made([], out)):
+        with pytest.raises(
+            ConvertError, match=r"store: manifest.json is none that `jaxguard convert` wrote; nothing was"
+        ):
+            write()
+    assert [(file.name, file.read_text()) for file in out.iterdir()] == [("manifest.json", content)]
+
+
+def test_made_trajectories_replace_a_conversion_with_its_counts(tmp_path):
+    convert(lines(tmp_path / "x.jsonl", chat("a"), "bad"), tmp_path / "out")
+    assert write_made([Trajectory("t", "do", ())], tmp_path / "out") == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["trajectories.jsonl.gz"]
+    assert [t.id for t in read_trajectories(tmp_path / "out")] == ["t"]
+
+
+def test_what_a_killed_conversion_left_is_removed(tmp_path):
+    lines(tmp_path / "out" / ".convert-x1" / "trajectories.jsonl.gz", "{")
+    convert(lines(tmp_path / "x.jsonl", chat("a")), tmp_path / "out")
+    assert len(list((tmp_path / "out").iterdir())) == 3
+
+
+def test_two_conversions_into_one_folder(tmp_path):
+    path = lines(tmp_path / "x.jsonl", chat("a"))
+    with locked(tmp_path / "out"), pytest.raises(JaxguardError, match="out: another process is writing there"):
+        convert(path, tmp_path / "out")
+
+
+def test_a_record_that_could_not_be_read_back_is_rejected(tmp_path, monkeypatch):
+    """One record per way; none of them may spoil the file for the others."""
+    monkeypatch.setattr("jaxguard.traces.jsonl.MAX_RECORD_BYTES", 3000)
+    r_judge = {"id": 1, "scenario": "", "profile": "", "goal": "", "risk_description": "", "label": 0}
+    nameless = [[{"role": "user", "content": "go"}, {"role": "agent", "action": '{"name": "", "arguments": {}}'}]]
+    path = lines(
+        tmp_path / "x.jsonl",
+        chat("a"),
+        r_judge | {"contents": nameless},
+        chat("large", answer="y" * 3000),
+        '{"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": '
+        '[{"id": "a", "function": {"name": "x", "arguments": "{\\"k\\": \\"\\\\ud800\\"}"}}]}]}',
+        chat("b"),
+    )
+    report = convert(path, tmp_path / "out")
+    assert [t.id for t in read_trajectories(tmp_path / "out")] == ["x:a", "x:3", "x:b"]
+    assert (report.counts["converted"], report.counts["rejected"]) == (3, 2)
+    reasons = [r["reason"] for r in rejects(tmp_path / "out")]
+    assert reasons[0] == "steps[0].tool: got str '', expected a non-empty string"
+    assert reasons[1].startswith("trajectory 'x:large': a line of ")
+    check_sums(report.counts)
+
+
+def test_a_full_disk_ends_the_conversion(tmp_path, monkeypatch):
+    """The ids' database meets it first; that is the fault of no record."""
+
+    class Full:
+        def execute(self, statement, values=()):
+            if statement.startswith("INSERT"):
+                raise sqlite3.OperationalError("database or disk is full")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *_, **__: Full())
+    path = lines(tmp_path / "x.jsonl", chat("a"))
+    with pytest.raises(ConvertError, match=r"ids.sqlite: database or disk is full, expected room for the ids"):
+        convert(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_manifest_is_read_back(tmp_path):
+    report = convert(lines(tmp_path / "x.jsonl", chat("a"), "bad"), tmp_path / "out")
+    assert read_manifest(tmp_path / "out" / "manifest.json") == report.to_json()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"records": 5}, "counts.records is 5, expected converted \\+ rejected"),
+        ({"unsafe": 1}, "counts.trajectories is 1, expected unsafe \\+ safe \\+ unlabelled"),
+        ({"steps": -1}, "counts.steps is -1, expected the manifest"),
+        ({"steps": True}, "counts.steps is True"),
+        ({"files": "1"}, "counts.files is '1'"),
+    ],
+)
+def test_a_manifest_whose_counts_do_not_fit_is_refused(tmp_path, change, message):
+    convert(lines(tmp_path / "x.jsonl", chat("a"), "bad"), tmp_path / "out")
+    path = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"counts": manifest["counts"] | change}))
+    with pytest.raises(ConvertError, match=f"manifest.json: {message}"):
+        read_manifest(path)
 
 
 def test_equal_input_gives_equal_bytes(tmp_path):

@@ -225,3 +225,16 @@ def test_names_a_folder_walk_looks_at():
         "A.JSON.GZ",
         "b.ndjson.gz",
     ]
+
+
+def test_a_line_that_holds_an_array_of_records_says_so(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('[{"id": 1}, {"id": 2}]\n[]\n[{"role": "user", "content": "hi"}]\n')
+    first, second, third = read_records(path)
+    for item in (first, second):
+        assert isinstance(item, Broken)
+        assert item.reason.startswith(
+            "the record is a JSON array, expected a JSON object, or an array of chat messages"
+        )
+    assert isinstance(third, Parsed)
+    assert list(third.record) == ["messages"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxguard.traces.jsonl import SchemaError, from_json, read_trajectories, to_json, write_trajectories
+from jaxguard.traces.jsonl import SchemaError, encode_line, from_json, read_trajectories, to_json, write_trajectories
 from jaxguard.types import Step, Trajectory
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -134,3 +134,49 @@ def test_reading_names_file_and_record(tmp_path):
         list(read_trajectories(path))
     with pytest.raises(SchemaError, match=r"no file trajectories.jsonl.gz there"):
         list(read_trajectories(tmp_path))
+
+
+SHARED = (
+    Step("a", {}, "1"),
+    Step("b", {}, "2", observation="large"),
+    Step("c", {}, "3", observation="large", parallel=True),
+    Step("d", {}, "4", observation="large", parallel=True),
+    Step("e", {}, "5", observation="other", parallel=True),
+    Step("f", {}, "6", parallel=True),
+    Step("g", {}, "7"),
+)
+
+
+def test_what_parallel_calls_saw_is_stored_once():
+    record = to_json(Trajectory("t", "do", SHARED))
+    assert [step.get("observation") for step in record["steps"]] == [None, "large", None, None, "other", "", None]
+    assert from_json(json.loads(json.dumps(record))).steps == SHARED
+    size = 1_000_000
+    many = (Step("a", {}, "0", "x" * size), *(Step("b", {}, str(i), "x" * size, parallel=True) for i in range(1, 100)))
+    line, _, _ = encode_line(Trajectory("t", "do", many))
+    assert size < len(line) < 1.1 * size
+
+
+def test_files_that_store_it_with_every_call_are_still_read():
+    record = to_json(Trajectory("t", "do", SHARED[:4]))
+    record["steps"][2]["observation"] = record["steps"][3]["observation"] = "large"
+    assert from_json(record).steps == SHARED[:4]
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "message"),
+    [
+        (Trajectory("t", "do", (Step("", {}, "1"),)), r"steps\[0\].tool: got str '', expected a non-empty string"),
+        (Trajectory("t", "do", (Step("a", {}, "1"), Step("b", {}, "1"))), r"steps\[1\].call_id: got str '1'"),
+        (Trajectory("t", "do", (Step("a", {}, "\ud800"), Step("b", {}, "\ud801"))), r"steps\[1\].call_id: got str"),
+        (Trajectory("t", ["do"], ()), "instruction: got list"),
+        (
+            Trajectory("t", "do", (), metadata={"a": "x" * 3000}),
+            "trajectory 't': a line of 3074 bytes, expected up to 2000",
+        ),
+    ],
+)
+def test_nothing_is_written_that_cannot_be_read_back(monkeypatch, trajectory, message):
+    monkeypatch.setattr("jaxguard.traces.jsonl.MAX_RECORD_BYTES", 2000)
+    with pytest.raises(SchemaError, match=message):
+        encode_line(trajectory)

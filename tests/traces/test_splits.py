@@ -197,6 +197,23 @@ def test_no_split_file(tmp_path):
         load_splits(tmp_path / "splits.json")
 
 
+def test_a_field_to_group_by_that_nothing_has_is_refused():
+    made = [trajectory(f"t{i}", metadata={"domain": f"d{i % 3}", "pair": None}) for i in range(20)]
+    for name in ("domian", "pair"):
+        with pytest.raises(SplitError, match=f"group_by: no trajectory has '{name}' in its metadata, .*\\(domain\\)"):
+            make_splits(made, FRACTIONS, seed=0, group_by=name)
+    assert make_splits(made, FRACTIONS, seed=0, group_by="domain")
+    bare = [trajectory("t0")]
+    with pytest.raises(SplitError, match=r"expected one of the fields there \(none\)"):
+        make_splits(bare, FRACTIONS, seed=0, group_by="domain")
+
+
+def test_a_split_file_that_is_nested_too_deeply_is_named(tmp_path):
+    (tmp_path / "splits.json").write_text("[" * 100_000)
+    with pytest.raises(SplitError, match=r"splits.json: nested too deeply, expected a file written by save_splits"):
+        load_splits(tmp_path / "splits.json")
+
+
 @pytest.mark.data
 def test_agentdyn_by_task_and_by_goal(data_dir, tmp_path):
     convert(data_dir / "agentdyn", tmp_path)

@@ -106,6 +106,7 @@ def test_rogue_run_without_a_labelled_step_is_no_good_for_timing() -> None:
         ({"type": "rogue", "rogue_step": 9}, "rogue_step: found 9"),
         ({"type": "clean", "rogue_step": 1}, "rogue_step: found 1 of a clean run"),
         ({"type": "odd", "rogue_step": None}, "label type: found 'odd'"),
+        ({"type": "rogue", "rogue_step": True}, "rogue_step: found True"),
     ],
 )
 def test_impossible_labels_are_rejected(label: dict[str, Any], message: str) -> None:
@@ -121,11 +122,54 @@ def test_broken_records_and_label_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="named a clean run"):
         read(record("CLEAN", labels={0: "SEC"}))
     (tmp_path / "test_labels.jsonl").write_text('{"no": "id"}\n')
-    with pytest.raises(JaxguardError, match=r"test_labels.jsonl, line 1"):
+    with pytest.raises(JaxguardError, match=r"test_labels.jsonl, record 0: trajectory_id is None"):
         load_labels(tmp_path)
     assert load_labels(tmp_path / "none") is None
     assert READER.is_companion("test_labels.jsonl")
     assert not READER.is_companion("test.jsonl.gz")
+
+
+GOOD_LABEL = b'{"trajectory_id": "abc", "type": "benign", "rogue_step": null}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("test_labels.jsonl", b'{"trajectory_id": "\xff\xfe', "record 0: line 1: not JSON"),
+        ("test_labels.jsonl.gz", gzip.compress(GOOD_LABEL * 1000)[:-9], "the gzip stream breaks"),
+        ("test_labels.jsonl", gzip.compress(GOOD_LABEL)[:12], "the gzip stream breaks|broken at its start"),
+        ("test_labels.jsonl", b"[" * 100_000, "record 0: line 1: nested too deeply"),
+        ("test_labels.jsonl", b'["abc"]', "record 0: the record is a JSON array"),
+        (
+            "test_labels.jsonl",
+            b'{"trajectory_id": ["abc"]}',
+            "record 0: trajectory_id is \\['abc'\\], expected a string",
+        ),
+        (
+            "test_labels.jsonl",
+            GOOD_LABEL * 2 + GOOD_LABEL.replace(b"benign", b"clean"),
+            "record 2: another label of 'abc' than before, expected one",
+        ),
+    ],
+)
+def test_a_broken_label_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(JaxguardError, match=f"{name}, .*(?:{message})"):
+        load_labels(tmp_path)
+
+
+def test_labels_that_are_compressed_under_a_plain_name_are_read(tmp_path: Path) -> None:
+    (tmp_path / "test_labels.jsonl").write_bytes(gzip.compress(GOOD_LABEL))
+    labels = load_labels(tmp_path)
+    assert labels is not None
+    assert labels["abc"]["type"] == "benign"
+
+
+def test_an_empty_action_is_no_tool() -> None:
+    rec = record()
+    rec["steps"][1]["action"] = ""
+    with pytest.raises(RecordError, match="action is '', expected the name of a tool"):
+        read(rec)
 
 
 def test_missing_results_and_odd_arguments() -> None:

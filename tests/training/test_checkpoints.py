@@ -108,10 +108,12 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def edit_meta(path: Path) -> None:
-    record = json.loads(path.read_text())
-    del record["digest"]
-    path.write_text(json.dumps(record))
+def edit_meta(**changes: object) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        record = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({name: value for name, value in record.items() if value is not ...}))
+
+    return each("meta/metadata", change)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -125,7 +127,7 @@ def edit_meta(path: Path) -> None:
         pytest.param(each("manifest.ocdbt", truncate), id="manifest cut off"),
         pytest.param(each("_METADATA", truncate), id="structure cut off"),
         pytest.param(each("meta/metadata", truncate), id="meta cut off"),
-        pytest.param(each("meta/metadata", edit_meta), id="meta incomplete"),
+        pytest.param(edit_meta(digest=...), id="meta incomplete"),
         pytest.param(lambda folder: shutil.rmtree(folder / "4" / "meta"), id="meta lost"),
         pytest.param(lambda folder: shutil.rmtree(folder / "4" / "state"), id="state lost"),
         pytest.param(lambda folder: (folder / "9").mkdir(), id="empty folder in its place"),
@@ -138,6 +140,28 @@ def test_damage_is_a_training_error_that_names_the_checkpoint(
     shutil.copytree(written[0], folder)
     mutate(folder)
     with pytest.raises(TrainingError, match=r"checkpoint .*copy/\d: "):
+        Checkpoints(folder, IDENTITY).restore(state(0))
+
+
+@pytest.mark.parametrize(
+    ("mutate", "message"),
+    [
+        (each("meta/metadata", lambda path: path.write_text("[1]") and None), "metadata are list, expected an object"),
+        (edit_meta(position=..., best_loss=...), "metadata lack best_loss, position"),
+        (edit_meta(position={"epoch": 1}), "position is {'epoch': 1}, expected an epoch and a batch"),
+        (edit_meta(position={"epoch": 1, "batch": -2}), "position is .*-2.*, expected an epoch and a batch"),
+        (edit_meta(position=3), "position is 3, expected"),
+        (edit_meta(best_loss="low"), "best_loss is 'low'"),
+        (edit_meta(identity=[]), r"identity \[\], expected"),
+    ],
+)
+def test_metadata_that_cannot_be_resumed_from_are_named(
+    written: tuple[Path, TrainState], tmp_path: Path, mutate: Callable[[Path], object], message: str
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(written[0], folder)
+    mutate(folder)
+    with pytest.raises(TrainingError, match=rf"checkpoint .*copy/4: .*{message}"):
         Checkpoints(folder, IDENTITY).restore(state(0))
 
 

@@ -101,8 +101,8 @@ def test_long_trajectories_are_cut_and_counted(store: FeatureStore) -> None:
 def test_what_is_missing_is_named(store: FeatureStore) -> None:
     with pytest.raises(MissingTexts, match="no such text"):
         make_episodes([Trajectory("t", "no such text", steps(""))], store, max_steps=8)
-    with pytest.raises(TrainingError, match="got 1 trajectories, none with a step"):
-        make_episodes([PLAIN], store, max_steps=8)
+    with pytest.raises(TrainingError, match="validation part: got 1 trajectories, none with a step"):
+        make_episodes([PLAIN], store, max_steps=8, part="validation")
 
 
 def test_digest_depends_on_vectors_labels_and_order(store: FeatureStore, episodes: Episodes) -> None:

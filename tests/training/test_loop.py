@@ -21,7 +21,7 @@ from training_samples import CONFIG, make, start, with_steps
 from jaxguard.config import Config
 from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import Episodes, TrainingError
-from jaxguard.training.loop import Position, StageResult, auroc, batch_stream, train_stage
+from jaxguard.training.loop import Curves, Position, StageResult, auroc, batch_stream, train_stage
 from jaxguard.world_model.params import CORE, HEADS, PREDICTOR, Params, flatten, weights_hash
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
@@ -337,3 +337,21 @@ def test_checkpoints_hold_identity_and_versions(whole: dict) -> None:
     assert meta["position"] == {"epoch": 4, "batch": 0}
     assert "jax" in meta["versions"]
     assert isinstance(Checkpoints(whole[1][0] / "checkpoints", {}).latest(), int)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"step,loss\nthree,0.5\n", "ValueError: invalid literal for int.*'three'"),
+        (b"loss\n0.5\n", "KeyError: 'step'"),
+        (b"step,loss\n3\n", "more or fewer cells than the header"),
+        (b"step,loss\n3,1,2\n", "more or fewer cells than the header"),
+        (b"\xff\xfe", "UnicodeDecodeError"),
+    ],
+)
+def test_damaged_curves_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "curves.csv"
+    path.write_bytes(content)
+    with pytest.raises(TrainingError, match=rf"curves\.csv: damaged \(.*{message}.*delete it to go on"):
+        Curves(path, 3, tensorboard=False)
+    assert path.read_bytes() == content

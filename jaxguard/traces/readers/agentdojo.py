@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jaxguard.traces.files import Broken, read_records
 from jaxguard.traces.readers.calls import Conversation, read_conversation
 from jaxguard.traces.registry import Context, Reader, Record, RecordError
 from jaxguard.types import JaxguardError, Step, Trajectory
@@ -43,8 +44,8 @@ def _matches(record: Record) -> bool:
 
 def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     suite, pipeline, user_task = (_text(record, name) for name in ("suite_name", "pipeline_name", "user_task_id"))
-    injection = _optional(record.get("injection_task_id"))
-    attack = _optional(record.get("attack_type"))
+    injection = _optional(record, "injection_task_id")
+    attack = _optional(record, "attack_type")
     attacked = injection is not None
     direct_goal = user_task.startswith("injection_task")
     name = _message_field(record)
@@ -150,33 +151,48 @@ def _text(record: Record, name: str) -> str:
     return value
 
 
-def _optional(value: object) -> str | None:
+def _optional(record: Record, name: str) -> str | None:
     """Older logs write "none" where newer ones write null."""
-    return value if isinstance(value, str) and value.lower() not in ("", "none") else None
+    value = record.get(name)
+    if value is not None and not isinstance(value, str):
+        raise RecordError(f"{name}: got {value!r}, expected a string or null")
+    return value if value and value.lower() != "none" else None
 
 
 def load_targets(folder: Path) -> Targets | None:
     """The folder's injection targets, or ``None`` where it has none.
 
     Raises:
-        JaxguardError: The file is there, but is not a list of targets.
+        JaxguardError: The file is there, but is not a list of targets, or has two for one injection task.
     """
     path = folder / TARGETS_FILE
     if not path.is_file():
         return None
-    try:
-        return {
-            (entry["suite"], entry["injection_task_id"]): (
-                frozenset(entry["functions"]),
-                tuple(text.lower() for text in entry["args_contain_any"]),
-            )
-            for entry in json.loads(path.read_text(encoding="utf-8"))
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise JaxguardError(
-            f"{path}: {type(error).__name__} {error}, expected a list of objects with suite, injection_task_id, "
-            "functions and args_contain_any"
-        ) from error
+    targets: dict[tuple[str, str], tuple[frozenset[str], tuple[str, ...]]] = {}
+    for item in read_records(path):
+        where = f"{path}, record {item.position}"
+        if isinstance(item, Broken):
+            raise JaxguardError(f"{where}: {item.reason}")
+        suite, task = (_target_field(item.record, name, where) for name in ("suite", "injection_task_id"))
+        functions, texts = (_target_list(item.record, name, where) for name in ("functions", "args_contain_any"))
+        target = frozenset(functions), tuple(text.lower() for text in texts)
+        if targets.setdefault((suite, task), target) != target:
+            raise JaxguardError(f"{where}: another target of {suite}/{task} than before, expected one")
+    return targets
+
+
+def _target_field(entry: Record, name: str, where: str) -> str:
+    value = entry.get(name)
+    if not isinstance(value, str):
+        raise JaxguardError(f"{where}: {name} is {value!r:.80}, expected a string")
+    return value
+
+
+def _target_list(entry: Record, name: str, where: str) -> list[str]:
+    value = entry.get(name)
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise JaxguardError(f"{where}: {name} is {value!r:.80}, expected a list of strings")
+    return value
 
 
 READER = Reader(

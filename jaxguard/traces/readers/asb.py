@@ -32,7 +32,7 @@ from jaxguard.types import Trajectory
 
 _REQUIRED = {"id", "agent_name", "attack_tool", "attack_successful", "messages", "derived_tool_calls"}
 _SIDE_FILES = ("agent_task.jsonl", "all_normal_tools.jsonl", "all_attack_tools.jsonl")
-_CALL = re.compile(r"I will call the (\S{1,200}) with the params as ([^;]*);")
+_CALL = re.compile(r"I will call the (\S{1,200}) with the params as ")
 
 
 def _matches(record: Record) -> bool:
@@ -42,7 +42,12 @@ def _matches(record: Record) -> bool:
 def parse_turn(text: str) -> tuple[list[Call], str | None]:
     """An "[Action]" text as ``(calls, raw observation)``; the observation is ``None`` where it has none."""
     proposal, mark, result = text.partition("[Observation]:")
-    calls = [Call(tool, *_parameters(parameters), dialect="asb") for tool, parameters in _CALL.findall(proposal)]
+    calls = []
+    position = 0
+    # A pattern that reached for the semicolon itself would search to the end of the text from every call without one.
+    while (call := _CALL.search(proposal, position)) and (end := proposal.find(";", call.end())) >= 0:
+        calls.append(Call(call[1], *_parameters(proposal[call.end() : end]), dialect="asb"))
+        position = end + 1
     return calls, result.strip() if mark else None
 
 

@@ -6,7 +6,6 @@ is made from what has been walked so far. A later message can only mark an earli
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections import deque
@@ -21,9 +20,15 @@ from jaxguard.types import Step
 MAX_ARGUMENT_DEPTH = MAX_DEPTH // 2
 """Deeper arguments stay text: a JSON text inside a record escapes the limit that the record itself is held to."""
 
-_PRIVATE = re.compile(r"<(think|thinking|function_thought)>(.*?)</\1>", re.DOTALL)
+_PRIVATE = re.compile(r"<(think|thinking|function_thought)>")
 _TAG = re.compile(r"^\[(user|assistant|system)\]", re.MULTILINE)
 _PRIVATE_PARTS = ("thinking", "reasoning", "redacted_thinking")
+# Anthropic's notation: calls and results are parts of a message's content.
+_CALL_PART, _RESULT_PART = "tool_use", "tool_result"
+# Other notations that are met for a call, letters alone. They are refused: what holds a call must not pass as a text.
+_OTHER_CALLS = re.compile(r"(?:server|mcp)?(?:tool|function)(?:calls?|uses?|invocations?)")
+_OTHER_RESULTS = re.compile(r"[a-z]*(?:tool|function)(?:calls?)?(?:results?|outputs?|responses?)")
+_WRITTEN_CALL = re.compile(r"<(?:tool_call|function_calls?|invoke)\b")
 
 
 def parse_arguments(value: object) -> tuple[dict[str, Any] | None, str | None]:
@@ -74,7 +79,7 @@ class Conversation:
 
 
 def read_conversation(messages: object, where: str = "messages") -> Conversation:
-    """Chat messages (OpenAI's shape, or AgentDojo's) to steps.
+    """Chat messages (OpenAI's shape, Anthropic's, or AgentDojo's) to steps.
 
     A tool result stands in the next observation as it is; other speakers' texts are tagged with ``[user]``,
     ``[assistant]`` or ``[system]``, which a result cannot forge (its own become ``(user)``, ...). Text that the
@@ -85,7 +90,8 @@ def read_conversation(messages: object, where: str = "messages") -> Conversation
         where: Name of the field that held them, for error messages.
 
     Raises:
-        RecordError: A message has not the shape of one; the reason names it.
+        RecordError: A message has not the shape of one, or holds calls in a notation that is not read; the
+            reason names it. Also where there are results, or calls written out in a text, and no call.
     """
     if not isinstance(messages, list) or not messages:
         raise RecordError(f"{where}: got {_shown(messages)}, expected a list of messages")
@@ -97,15 +103,45 @@ def read_conversation(messages: object, where: str = "messages") -> Conversation
         role = message.get("role")
         if role == "assistant":
             state.assistant(message, at)
-        elif role in ("tool", "function"):
-            state.result(message)
-        elif role == "user":
-            state.user(visible_text(message.get("content")))
+        elif role in ("tool", "function", "user"):
+            results = _parts(message.get("content"), _RESULT_PART)
+            for part in results:
+                state.result({"tool_call_id": part.get("tool_use_id"), "content": part.get("content")})
+            if role == "user":
+                _refuse_other_notations(message, at, _OTHER_RESULTS)
+                state.user(visible_text(_without(message.get("content"), _RESULT_PART)))
+            elif not results:
+                state.result(message)
         elif role in ("system", "developer"):
             state.system(visible_text(message.get("content")))
         else:
             raise RecordError(f"{at}.role: got {_shown(role)}, expected system, user, assistant or tool")
     return state.finish(where)
+
+
+class _OpenCalls:
+    """Calls that have no result yet, found by id, tool or age; a search costs constant time on average."""
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self._waiting: dict[tuple[str, object], deque[int]] = {}  # closed ones are dropped when they are met
+
+    def add(self, index: int, given_id: str, tool: str) -> None:
+        self.open.add(index)
+        for key in (("id", given_id), ("tool", tool), ("any", None)):
+            self._waiting.setdefault(key, deque()).append(index)
+
+    def close(self, given_id: object, tool: object) -> bool:
+        """Close the call that a result answers: the oldest of its id, or without an id of its tool, or of all."""
+        keys = [("id", given_id)] if isinstance(given_id, str) else [("tool", str(tool)), ("any", None)]
+        for key in keys:
+            waiting = self._waiting.get(key, ())
+            while waiting:
+                index = waiting.popleft()
+                if index in self.open:
+                    self.open.remove(index)
+                    return True
+        return False
 
 
 @dataclass
@@ -116,10 +152,12 @@ class _State:
     system_texts: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    said: str = ""
+    said: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     id_uses: dict[str, int] = field(default_factory=dict)
-    open_calls: dict[str, deque[int]] = field(default_factory=dict)
+    open_calls: _OpenCalls = field(default_factory=_OpenCalls)
+    results: int = 0
+    written_call: str = ""
     notes: dict[str, int] = field(default_factory=dict)
 
     def user(self, text: str) -> None:
@@ -137,24 +175,23 @@ class _State:
             self._show("system", text)
 
     def assistant(self, message: Mapping[str, Any], at: str) -> None:
-        calls = message.get("tool_calls") or []
-        if not calls and isinstance(message.get("function_call"), dict):
-            calls = [{"function": message["function_call"]}]
-        if not isinstance(calls, list):
-            raise RecordError(f"{at}.tool_calls: got {_shown(calls)}, expected a list")
+        calls = _proposed(message, at)
         spoken, thought = split_private(message)
         if thought:
             self.thoughts.append(thought)
         if not calls:
-            self.said = "\n".join(part for part in (self.said, spoken) if part.strip())
+            written = _WRITTEN_CALL.search(spoken)
+            self.written_call = self.written_call or (f"{at}: {written[0]}" if written else "")
+            if spoken.strip():
+                self.said.append(spoken)
             return
         # Words that no other speaker answered before the call came belong to the call.
-        self.thoughts += [text for text in (self.said, spoken) if text.strip()]
-        self.said = ""
+        self.thoughts += [*self.said, *([spoken] if spoken.strip() else [])]
+        self.said = []
         observation = "\n".join(self.pending)
         self.pending = []
-        for number, call in enumerate(calls):
-            self._propose(call, f"{at}.tool_calls[{number}]", observation, parallel=number > 0)
+        for number, (call, place) in enumerate(calls):
+            self._propose(call, place, observation, parallel=number > 0)
 
     def _propose(self, call: Any, at: str, observation: str, parallel: bool) -> None:
         tool, arguments, given_id = _call_parts(call, at)
@@ -169,7 +206,7 @@ class _State:
             parallel=parallel,
         )
         self.thoughts = []
-        self.open_calls.setdefault(given_id, deque()).append(len(self.steps))
+        self.open_calls.add(len(self.steps), given_id, tool)
         self.steps.append(step)
 
     def _unique_id(self, given: str) -> str:
@@ -183,7 +220,9 @@ class _State:
         return unique
 
     def result(self, message: Mapping[str, Any]) -> None:
-        if not self._close_call(message):
+        self.results += 1
+        given_id, name = message.get("tool_call_id"), message.get("name")
+        if not self.open_calls.close(given_id, name):
             self._note("unmatched_results")
         self._flush_said()
         text = visible_text(message.get("content"))
@@ -194,29 +233,13 @@ class _State:
         if text.strip():
             self.pending.append(_untagged(text))
 
-    def _close_call(self, message: Mapping[str, Any]) -> bool:
-        """Find the open call that this result answers; without an id it is the oldest one (of the result's name)."""
-        given_id, name = message.get("tool_call_id"), message.get("name")
-        if isinstance(given_id, str):
-            waiting = self.open_calls.get(given_id)
-            if not waiting:
-                return False
-            waiting.popleft()
-            return True
-        indices = [(self.steps[i].tool != name, i, calls) for calls in self.open_calls.values() for i in calls]
-        if not indices:
-            return False
-        _, index, waiting = min(indices, key=lambda entry: entry[:2])
-        waiting.remove(index)
-        return True
-
     def _show(self, speaker: str, text: str) -> None:
         if text.strip():
             self.pending.append(f"[{speaker}] {_untagged(text)}")
 
     def _flush_said(self) -> None:
-        self._show("assistant", self.said)
-        self.said = ""
+        self._show("assistant", "\n".join(self.said))
+        self.said = []
 
     def _note(self, name: str) -> None:
         self.notes[name] = self.notes.get(name, 0) + 1
@@ -227,15 +250,60 @@ class _State:
             instruction = "\n".join(text for text in self.system_texts if text.strip())
         if not instruction:
             raise RecordError(f"{where}: no user or system text before the first call, expected an instruction")
-        for index in itertools.chain.from_iterable(self.open_calls.values()):
+        if not self.steps and (self.results or self.written_call):
+            found = self.written_call or f"{where}: {self.results} tool results"
+            raise RecordError(f"{found}, but no call in tool_calls, function_call or a {_CALL_PART} part")
+        for index in self.open_calls.open:
             self.steps[index] = replace(self.steps[index], unobserved=True)
         return Conversation(
             instruction=instruction,
             steps=tuple(self.steps),
             final_observation="\n".join(self.pending),
-            final_reply=self.said,
+            final_reply="\n".join(self.said),
             notes=self.notes,
         )
+
+
+def _proposed(message: Mapping[str, Any], at: str) -> list[tuple[Any, str]]:
+    """The calls of an assistant's message in the shape that ``_call_parts`` reads, each with its place."""
+    given = message.get("tool_calls") or []
+    if not isinstance(given, list):
+        raise RecordError(f"{at}.tool_calls: got {_shown(given)}, expected a list")
+    calls = [(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(given)]
+    single = message.get("function_call")
+    if single not in (None, ""):
+        if not isinstance(single, dict):
+            raise RecordError(f"{at}.function_call: got {_shown(single)}, expected an object")
+        calls.append(({"function": single}, f"{at}.function_call"))
+    # Some logs repeat the calls of tool_calls as parts.
+    ids = {call.get("id") for call in given if isinstance(call, dict) and isinstance(call.get("id"), str)}
+    for number, part in enumerate(_parts(message.get("content"), _CALL_PART)):
+        if not isinstance(part.get("id"), str) or part["id"] not in ids:
+            function = {"name": part.get("name"), "arguments": part.get("input")}
+            calls.append(({"id": part.get("id"), "function": function}, f"{at}.content, {_CALL_PART} {number}"))
+    _refuse_other_notations(message, at, _OTHER_CALLS, _OTHER_RESULTS)
+    return calls
+
+
+def _refuse_other_notations(message: Mapping[str, Any], at: str, *notations: re.Pattern[str]) -> None:
+    """Calls or results that the readers do not know must not vanish.
+
+    They stand in a field of the message, or in a part of its content: under the part's type, or as its one key.
+    """
+    names = [(f"{at}.{name}", name) for name, value in message.items() if value]
+    content = message.get("content")
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        kinds = [_part_kind(part)] if _part_kind(part) is not None else list(part) if isinstance(part, dict) else []
+        names += [(f"{at}.content[{number}]", kind) for kind in kinds if isinstance(kind, str)]
+    for place, name in names:
+        letters = name.lower().replace("_", "").replace("-", "")
+        known = name in ("tool_calls", "function_call", _CALL_PART) or (
+            name == _RESULT_PART and message["role"] == "user"
+        )
+        if not known and any(notation.fullmatch(letters) for notation in notations):
+            raise RecordError(
+                f"{place}: {name!r} is not read, expected tool_calls or {_CALL_PART} and {_RESULT_PART} parts"
+            )
 
 
 def _untagged(text: str) -> str:
@@ -251,7 +319,7 @@ def _call_parts(call: Any, at: str) -> tuple[str, object, str]:
     if isinstance(function, dict):
         tool, arguments = function.get("name"), function.get("arguments")
     else:
-        tool, arguments = function, call.get("args")
+        tool, arguments = function, call["args"] if "args" in call else call.get("arguments")
     if not isinstance(tool, str) or not tool:
         raise RecordError(f"{at}: got {_shown(tool)} as the function's name, expected a non-empty string")
     given_id = call.get("id")
@@ -275,15 +343,44 @@ def visible_text(content: object) -> str:
 def split_private(message: Mapping[str, Any]) -> tuple[str, str]:
     """An assistant message's words to others, and its private reasoning (fields, parts or tags that hold it)."""
     content = message.get("content")
-    text = visible_text(content)
-    thoughts = [match.group(2).strip() for match in _PRIVATE.finditer(text)]
+    text = visible_text(_without(content, _CALL_PART))
+    spoken, thoughts = _cut_private(text)
     if isinstance(content, list):
         thoughts += [_part_text(part) for part in content if _part_kind(part) in _PRIVATE_PARTS]
     for name in ("reasoning_content", "reasoning"):
         if isinstance(message.get(name), str):
             thoughts.append(message[name])
-    spoken = _PRIVATE.sub("", text).strip() if thoughts else text
-    return spoken, "\n".join(thought for thought in thoughts if thought)
+    return spoken.strip() if thoughts else text, "\n".join(thought for thought in thoughts if thought)
+
+
+def _cut_private(text: str) -> tuple[str, list[str]]:
+    """A text without what stands between private tags, and that; one pass, however many tags are never closed."""
+    kept: list[str] = []
+    private: list[str] = []
+    unclosed: set[str] = set()
+    position = 0
+    for opening in _PRIVATE.finditer(text):
+        name = opening[1]
+        if opening.start() < position or name in unclosed:
+            continue
+        end = text.find(f"</{name}>", opening.end())
+        if end < 0:
+            unclosed.add(name)
+            continue
+        kept.append(text[position : opening.start()])
+        private.append(text[opening.end() : end].strip())
+        position = end + len(f"</{name}>")
+    kept.append(text[position:])
+    return "".join(kept), private
+
+
+def _parts(content: object, kind: str) -> list[Mapping[str, Any]]:
+    """The parts of one kind in a message's content."""
+    return [part for part in content if _part_kind(part) == kind] if isinstance(content, list) else []
+
+
+def _without(content: object, kind: str) -> object:
+    return [part for part in content if _part_kind(part) != kind] if isinstance(content, list) else content
 
 
 def _part_kind(part: object) -> object:

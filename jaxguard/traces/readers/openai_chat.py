@@ -1,4 +1,7 @@
-"""OpenAI chat messages with ``tool_calls``: the record is a list of messages, or an object that holds one."""
+"""Chat messages with OpenAI's ``tool_calls`` or Anthropic's ``tool_use`` parts.
+
+The record is a list of messages, or an object that holds one.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def _metadata(record: Record, instruction: str) -> dict[str, Any]:
 
 READER = Reader(
     name="openai_chat",
-    description="OpenAI chat messages with tool_calls (messages, traj, conversations, output, or a bare list)",
+    description="OpenAI (tool_calls) and Anthropic (tool_use) messages, bare or under messages, traj, ..., output",
     matches=_matches,
     read=_read,
 )

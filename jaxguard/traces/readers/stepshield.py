@@ -10,13 +10,12 @@ the hazard label is true where the source says so, false before, and unknown aft
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxguard.traces.files import Broken, read_records
 from jaxguard.traces.readers.calls import parse_arguments
 from jaxguard.traces.readers.turns import Call, StepBuilder, group_key, with_hazards
 from jaxguard.traces.registry import Context, Reader, Record, RecordError
@@ -37,23 +36,21 @@ def load_labels(folder: Path) -> dict[str, Mapping[str, Any]] | None:
     """The test labels beside a data file, by trajectory id; ``None`` where there are none.
 
     Raises:
-        JaxguardError: A line of the label file is not a JSON object with a ``trajectory_id``.
+        JaxguardError: The file is broken, a record has no ``trajectory_id``, or two of one id contradict each other.
     """
     path = next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
     if path is None:
         return None
     labels: dict[str, Mapping[str, Any]] = {}
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                label = json.loads(line)
-                labels[label["trajectory_id"]] = label
-            except (ValueError, KeyError, TypeError) as error:
-                raise JaxguardError(
-                    f"{path}, line {number}: expected a JSON object with 'trajectory_id' ({error!r})"
-                ) from error
+    for item in read_records(path):
+        where = f"{path}, record {item.position}"
+        if isinstance(item, Broken):
+            raise JaxguardError(f"{where}: {item.reason}")
+        name = item.record.get("trajectory_id")
+        if not isinstance(name, str):
+            raise JaxguardError(f"{where}: trajectory_id is {name!r:.80}, expected a string")
+        if labels.setdefault(name, item.record) != item.record:
+            raise JaxguardError(f"{where}: another label of {name!r} than before, expected one")
     return labels
 
 
@@ -64,7 +61,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     build = StepBuilder()
     for row in rows:
         action = row.get("action")
-        if not isinstance(action, str):
+        if not isinstance(action, str) or not action:
             raise RecordError(f"steps: action is {action!r}, expected the name of a tool")
         build.think(row.get("thought"))
         build.propose([Call(action, *parse_arguments(row.get("arguments")))])
@@ -119,7 +116,8 @@ def _labels_beside(
     kind, step = label.get("type"), label.get("rogue_step")
     if kind not in ("rogue", "clean", "benign"):
         raise RecordError(f"label type: found {kind!r}, expected rogue, clean or benign")
-    if step is not None and (kind != "rogue" or not isinstance(step, int) or not 1 <= step <= length):
+    # JSON's true is an int to Python, but names no step.
+    if step is not None and (kind != "rogue" or type(step) is not int or not 1 <= step <= length):
         raise RecordError(f"rogue_step: found {step!r} of a {kind} run, expected a step in 1..{length}")
     about = {key: label.get(key) for key in ("category", "severity")} | {"kind": kind, "pair": None}
     return kind == "rogue", set() if step is None else {step - 1}, about

@@ -1,0 +1,271 @@
+"""What a run reads: the configuration and split in its folder, trajectories, and features.
+
+Opening is in two steps, so that whatever stops a run stops it before there is a folder: :func:`prepare` reads
+everything into memory, :func:`establish` writes ``config.yaml`` and ``splits.json`` where they are missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxguard.config import Config, ConfigError, dump_config, load_config
+from jaxguard.features.encoder import load_encoder
+from jaxguard.features.store import FeatureStore
+from jaxguard.traces.jsonl import read_trajectories
+from jaxguard.traces.splits import load_splits, make_splits, save_splits, transfer_splits
+from jaxguard.training.episodes import Episodes, make_episodes
+from jaxguard.types import JaxguardError, Trajectory
+
+PARTS = ("train", "validation", "calibration", "test")
+CONFIG_FILE, SPLITS_FILE = "config.yaml", "splits.json"
+WRITTEN = ("guard", "report", "stage2", "stage1", SPLITS_FILE, CONFIG_FILE)
+"""All names that a run writes into its folder; what makes it a run folder is deleted last."""
+
+
+class RunError(JaxguardError):
+    """A run folder lacks what a step needs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run folder with its trajectories.
+
+    Attributes:
+        digests: Of the split and of each data path's ids and labels, by name: what a guard was trained on.
+    """
+
+    folder: Path
+    config: Config
+    trajectories: Mapping[str, Trajectory]
+    splits: Mapping[str, Sequence[str]]
+    store: FeatureStore
+    digests: Mapping[str, str]
+
+    def part(self, name: str) -> list[Trajectory]:
+        """Trajectories of a part of the split."""
+        return [self.trajectories[i] for i in self.splits[name]]
+
+    def episodes(self, name: str, *, whole: bool = False) -> Episodes:
+        """The same as rows of the feature table, cut to ``train.max_steps`` unless ``whole``."""
+        config, part = self.config, self.part(name)
+        return make_episodes(
+            part,
+            self.store,
+            max_steps=max(map(len, part), default=0) if whole else config.train.max_steps,
+            unlabelled_hazard=config.stage2.unlabelled_hazard,
+            thought=config.data.thought,
+            part=name,
+        )
+
+
+def load_trajectories(paths: Iterable[str]) -> dict[str, Trajectory]:
+    """Trajectories of converted files and folders by id.
+
+    Raises:
+        RunError: no path, no trajectory, or an id in two of them.
+    """
+    return {t.id: t for found in _by_path(paths).values() for t in found}
+
+
+def _by_path(paths: Iterable[str]) -> dict[str, list[Trajectory]]:
+    found: dict[str, list[Trajectory]] = {}
+    seen: set[str] = set()
+    for path in paths:
+        if not Path(path).exists():
+            raise RunError(f"data.trajectories: {path} does not exist; was it moved, or named from another folder?")
+        found.setdefault(path, [])
+        for trajectory in read_trajectories(Path(path)):
+            if trajectory.id in seen:
+                raise RunError(f"data.trajectories {path}: id {trajectory.id!r} occurs twice, expected unique ids")
+            seen.add(trajectory.id)
+            found[path].append(trajectory)
+    if not found:
+        raise RunError("data.trajectories: got no path, expected folders that `jaxguard convert` or `generate` wrote")
+    if not seen:
+        raise RunError(f"data.trajectories: no trajectory in {', '.join(found)}")
+    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def prepare(folder: Path, config: Config | None = None, *, fresh: bool = False) -> Run:
+    """Reads what a run needs and checks that it fits together; writes nothing.
+
+    Args:
+        folder: The run folder; need not exist with ``config``.
+        config: The experiment; without one, ``config.yaml`` in the folder.
+        fresh: Passes over what an earlier run left in the folder.
+
+    Raises:
+        RunError: not a run folder, made with another configuration, or data that are not there.
+        JaxguardError: store, encoder, model or split do not fit.
+    """
+    stored = folder / CONFIG_FILE
+    if config is None:
+        if not stored.exists():
+            raise RunError(f"run folder {folder}: no config.yaml there; expected a folder that `jaxguard train` wrote")
+        config = load_config(stored)
+    elif stored.exists() and not fresh and (differing := _differing(load_config(stored), config)):
+        raise RunError(
+            f"run folder {folder}: was made with another configuration ({', '.join(differing)}); "
+            "use another --out, or --fresh"
+        )
+    by_path = _by_path((*config.data.trajectories, *config.data.unseen))
+    trajectories = {t.id: t for found in by_path.values() for t in found}
+    unseen = {t.id: t for path in config.data.unseen for t in by_path[path]}
+    if config.data.unseen and not unseen:
+        raise RunError(f"data.unseen: no trajectory in {', '.join(config.data.unseen)}")
+    store = _store(config)
+    splits = _splits(config, trajectories, unseen, None if fresh else folder / SPLITS_FILE)
+    digests = {SPLITS_FILE: _digest(splits)} | {
+        path: _digest([(t.id, len(t), t.unsafe, t.first_hazard, t.timing) for t in found])
+        for path, found in by_path.items()
+    }
+    return Run(folder, config, trajectories, splits, store, digests)
+
+
+def establish(run: Run) -> None:
+    """Writes the folder of a prepared run; what is there stays."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    file, split = run.folder / SPLITS_FILE, run.config.data.split
+    if not file.exists():
+        if split.file:  # copied: the run must not depend on a file elsewhere
+            partial = file.with_name(f"{file.name}.partial")
+            shutil.copyfile(split.file, partial)
+            partial.replace(file)
+        else:
+            save_splits(
+                file, run.splits, seed=split.seed, group_by=_group_by(run.config), join_actions=split.join_actions
+            )
+    if not (run.folder / CONFIG_FILE).exists():
+        dump_config(run.config, run.folder / CONFIG_FILE)
+
+
+def open_run(folder: Path, config: Config | None = None) -> Run:
+    """Opens a run folder; ``config`` makes a new one, otherwise ``config.yaml`` there is read.
+
+    Raises:
+        JaxguardError: as :func:`prepare`.
+    """
+    run = prepare(folder, config)
+    establish(run)
+    return run
+
+
+def require_trained_on(run: Run, provenance: Mapping[str, Any]) -> None:
+    """Refuses split or labels other than those that a guard was trained on: its level would hold for neither.
+
+    Args:
+        run: The run as it is now.
+        provenance: Of the guard in its folder.
+
+    Raises:
+        RunError: names the files that differ.
+    """
+    trained = provenance.get("inputs")
+    if not isinstance(trained, dict):
+        raise RunError(
+            f"guard bundle {run.folder / 'guard'}: does not say what it was trained on; run `jaxguard train`"
+        )
+    names = [name for name in {**trained, **run.digests} if trained.get(name) != run.digests.get(name)]
+    if names:
+        shown = ", ".join(str(run.folder / name) if name == SPLITS_FILE else name for name in names)
+        raise RunError(
+            f"{shown}: not what the guard in {run.folder} was trained on (other ids, labels or parts); restore that, "
+            "or run `jaxguard train` again"
+        )
+
+
+def require_replaceable(folder: Path, config: Config) -> None:
+    """Refuses to delete anything but an earlier run, and a run that holds what the new one reads.
+
+    Raises:
+        RunError: says why nothing was deleted.
+    """
+    refusal = f"--fresh: {folder} is not a run folder, nothing was deleted"
+    if not (folder / CONFIG_FILE).exists() or not any((folder / name).exists() for name in (SPLITS_FILE, "stage1")):
+        raise RunError(f"{refusal}; expected config.yaml and splits.json there")
+    try:
+        load_config(folder / CONFIG_FILE)
+    except ConfigError as error:
+        raise RunError(f"{refusal}: {error}") from error
+    data = config.data
+    inputs = {
+        "data.trajectories": data.trajectories,
+        "data.unseen": data.unseen,
+        "data.store": (data.store,) if data.store else (),
+        "data.split.file": (data.split.file,) if data.split.file else (),
+        "encoder.path": (config.encoder.path,) if config.encoder.path else (),
+    }
+    for key, paths in inputs.items():
+        for path in paths:
+            if Path(path).resolve().is_relative_to(folder.resolve()):
+                raise RunError(f"--fresh: {key} is {path}, inside of {folder}; nothing was deleted, use another --out")
+
+
+def delete_run(folder: Path) -> None:
+    """Deletes what a run wrote into its folder and leaves everything else alone."""
+    for name in WRITTEN:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _store(config: Config) -> FeatureStore:
+    if not config.data.store:
+        raise RunError("data.store: got no path, expected the feature store that `jaxguard embed` wrote")
+    encoder = load_encoder(config.encoder)
+    if config.model.embed_dim != encoder.dim:
+        raise RunError(
+            f"model.embed_dim: got {config.model.embed_dim}, expected {encoder.dim}, the values per text of "
+            f"{encoder.fingerprint}"
+        )
+    return FeatureStore.open(config.data.store, encoder.fingerprint, encoder.dim)
+
+
+def _group_by(config: Config) -> str | None:
+    return None if config.data.split.group_by == "group" else config.data.split.group_by
+
+
+def _splits(
+    config: Config, trajectories: Mapping[str, Trajectory], unseen: Mapping[str, Trajectory], file: Path | None
+) -> dict[str, list[str]]:
+    """The split of this run: the one in its folder, the one that the config names, or a new one."""
+    split = config.data.split
+    named = Path(split.file) if split.file else None
+    for path in (file, named):
+        if path is not None and path.exists():
+            found = load_splits(path, trajectories)
+            if missing := [name for name in PARTS if name not in found]:
+                raise RunError(f"{path}: lacks {', '.join(missing)}, expected the parts {', '.join(PARTS)}")
+            return found
+    if named is not None:
+        raise RunError(f"data.split.file: {named} does not exist")
+    fractions = {name: getattr(split, name) for name in PARTS}
+    options: dict[str, Any] = {"group_by": _group_by(config), "join_actions": split.join_actions}
+    if unseen:
+        seen = [trajectory for name, trajectory in trajectories.items() if name not in unseen]
+        return transfer_splits(seen, unseen.values(), fractions, split.seed, split.local, **options)
+    return make_splits(trajectories.values(), fractions, split.seed, **options)
+
+
+def _differing(one: Any, other: Any, prefix: str = "") -> list[str]:
+    """Dotted keys in which two configurations differ."""
+    if not dataclasses.is_dataclass(one):
+        return [] if one == other else [prefix.rstrip(".")]
+    return [
+        key
+        for field in dataclasses.fields(one)
+        for key in _differing(getattr(one, field.name), getattr(other, field.name), f"{prefix}{field.name}.")
+    ]

@@ -1,0 +1,43 @@
+"""Runs side by side: figures by hand, undefined ones left out of the mean, and folders without an evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxguard.evaluation.compare import METRICS, CompareError, read_metrics, render_comparison
+
+
+def run(folder: Path, **values: float | None) -> Path:
+    rows = {name: {"value": values.get(name, 0.5), "low": None, "high": None} for name in METRICS}
+    (folder / "report").mkdir(parents=True)
+    content = {"sections": [{"rows": {"jaxguard": rows}}, {"rows": {}}]}
+    (folder / "report" / "evaluation.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_rows_mean_and_range(tmp_path: Path) -> None:
+    runs = [run(tmp_path / "a", f1=0.9, mas=None), run(tmp_path / "b", f1=0.7, mas=3.0), run(tmp_path / "c", f1=0.8)]
+    lines = render_comparison(runs).splitlines()
+    head = lines[0].split()
+    assert head == list(METRICS.values())
+
+    def cell(line: str, metric: str) -> str:
+        return line.split()[1 + list(METRICS).index(metric)]
+
+    assert [cell(line, "f1") for line in lines[1:]] == ["0.900", "0.700", "0.800", "0.800", "0.700", "0.900"]
+    assert [cell(line, "mas") for line in lines[1:]] == ["–", "3.00", "0.50", "1.75", "0.50", "3.00"]
+    assert [line.split()[0] for line in lines[4:]] == ["mean", "lowest", "highest"]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_folders_without_a_readable_evaluation(tmp_path: Path) -> None:
+    with pytest.raises(CompareError, match=r"no report/evaluation\.json there; run `jaxguard evaluate"):
+        read_metrics(tmp_path)
+    folder = run(tmp_path / "old")
+    for content in ("{", "[]", '{"sections": []}', '{"sections": [{"rows": {"jaxguard": {}}}]}'):
+        (folder / "report" / "evaluation.json").write_text(content)
+        with pytest.raises(CompareError, match="expected what `jaxguard evaluate` wrote"):
+            read_metrics(folder)
