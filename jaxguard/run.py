@@ -218,8 +218,8 @@ def _floor(
     maxima, unsafe = trajectory_max(risks, lengths), np.array([bool(t.unsafe) for t in trajectories], bool)
     before = np.array([t.first_hazard or 0 for t in trajectories], np.int64)  # steps before the first hazard step
     early = np.arange(len(risks)) - np.repeat(np.cumsum(lengths) - lengths, lengths) < np.repeat(before, lengths)
-    warnings = trajectory_max(risks[early], before)[unsafe & (before > 0)]
-    return floor(value, maxima[~unsafe], maxima[unsafe], warnings, lost)
+    timed = np.array([bool(t.unsafe) and t.timing and t.first_hazard is not None for t in trajectories], bool)
+    return floor(value, maxima[~unsafe], maxima[unsafe], trajectory_max(risks[early], before)[timed], lost)
 
 
 def set_thresholds(

@@ -17,9 +17,9 @@ from jaxguard.config import ConfigError, load_config
 from jaxguard.decision.conformal import needed
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
-from jaxguard.run import PARTS, RunError, calibrate_run, evaluate_run, load_trajectories, open_run, train
+from jaxguard.run import PARTS, RunError, _floor, calibrate_run, evaluate_run, load_trajectories, open_run, train
 from jaxguard.traces.jsonl import read_trajectories, write_trajectories
-from jaxguard.types import Trajectory
+from jaxguard.types import Step, Trajectory
 
 pytestmark = pytest.mark.usefixtures("toy_size")
 
@@ -565,3 +565,21 @@ def test_a_run_on_an_unseen_set_splits_it_for_calibration_and_test(small_run: Sm
         assert all(t.id.startswith("other ") for t in run.part(name))
     for name in ("train", "validation"):
         assert not any(t.id.startswith("other ") for t in run.part(name))
+
+
+def test_a_hazard_at_the_first_step_counts_as_not_warned_of() -> None:
+    """Half of the unsafe runs warn at 0.4, as often as safe runs are that high: nothing to keep a threshold low for."""
+
+    def trajectory(name: str, first_hazard: int | None) -> Trajectory:
+        steps = tuple(Step("tool", {}, str(i)) for i in range(2))
+        return Trajectory(name, "", steps, first_hazard is not None, first_hazard, timing=True)
+
+    labelled = [trajectory(f"{h} {i}", h) for h in (None, 0, 1) for i in range(20)]
+    rows = {
+        None: [[0.4, 0.1]] * 11 + [[0.1, 0.1]] * 9,
+        0: [[0.7, 0.1], *[[0.9, 0.1]] * 19],
+        1: [[0.4, 0.95]] * 20,
+    }
+    flat = np.concatenate([np.concatenate(rows[h]) for h in (None, 0, 1)])
+    lengths = np.full(60, 2)
+    assert _floor(0.3, flat, lengths, labelled, 0.05) == 0.7

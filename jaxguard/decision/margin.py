@@ -28,7 +28,7 @@ def floor(value: float, safe: ArrayLike, unsafe: ArrayLike, early: ArrayLike, lo
         value: The conformal threshold; alerts are scores above it.
         safe: ``[n_safe]`` maxima of safe validation trajectories.
         unsafe: ``[n]`` maxima of unsafe ones.
-        early: Maxima of those unsafe trajectories whose first hazard step is known and not their first, before it.
+        early: Maxima of those unsafe trajectories whose first hazard step is known, before it; 0 where it is the first.
         lost: Share in [0, 1); 0 raises nothing.
 
     Returns:
