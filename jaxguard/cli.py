@@ -122,6 +122,15 @@ def make_parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="decision.key=value", help="levels and rules other than the guard's"
     )
 
+    sub = command(
+        "transfer", _transfer, "measure a run's guard, with old and new thresholds, on traces of another place"
+    )
+    sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
+    sub.add_argument("--trajectories", type=Path, action="append", required=True, metavar="DIR",
+                     help="converted trajectories with labels; may be given several times")  # fmt: skip
+    sub.add_argument("--store", type=Path, metavar="DIR", help="feature store with their texts (default: the run's)")
+    sub.add_argument("overrides", nargs="*", metavar="decision.alpha_hold=value", help="another level than the run's")
+
     sub = command("evaluate", _evaluate, "score a held-out part of a run, print tables and write the report")
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
     sub.add_argument("--part", default="test", help="part of the split (default: %(default)s)")
@@ -212,7 +221,9 @@ def _train(arguments: argparse.Namespace) -> None:
 
     config = load_config(arguments.config, arguments.overrides)
     guard = train(config, arguments.out, fresh=arguments.fresh, progress=not arguments.quiet)
-    _say(f"trained {config.name} in {guard.provenance['training_seconds']} s; wrote {arguments.out / 'guard'}")
+    _say(
+        f"trained {config.name} in {guard.provenance['training_seconds']} s; wrote {arguments.out / 'guard'} (no thresholds yet)"
+    )
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:
@@ -248,6 +259,14 @@ def _say_thresholds(guard: Guard) -> None:
             f"pooled (too few): {', '.join(calibration.hold_too_small) or 'none'}"
         )
     _say(f"fusion: {json.dumps(calibration.provenance.get('fusion', 'kept'))}, weights {calibration.fusion.weights}")
+
+
+def _transfer(arguments: argparse.Namespace) -> None:
+    from jaxguard.evaluation.transfer import render_transfer
+    from jaxguard.run import transfer_run
+
+    paths = [str(path) for path in arguments.trajectories]
+    _say(render_transfer(transfer_run(arguments.run, paths, arguments.overrides, store=arguments.store)))
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:

@@ -207,10 +207,12 @@ class Stage1Config:
 class Stage2Config:
     """Risk-supervised training (paper, eq. 7-10).
 
-    ``world_model_scale`` multiplies the learning rate of the world-model modules on the path to the
-    heads; the GRU core stays frozen unless ``train_core`` puts it among them. ``positive_weight`` multiplies the
-    loss of positive targets. ``unlabelled_hazard`` says what an unsafe trajectory without a
-    reliable first hazard step teaches: ``"skip"`` nothing, ``"last_step"`` that its last step is the hazard.
+    ``world_model_scale`` multiplies the learning rate of the world-model modules on the path to the heads; the GRU core
+    stays frozen unless ``train_core`` puts it among them. ``positive_weight`` multiplies the loss of positive targets.
+    ``pooled`` adds a linear head on what the run has shown so far, with the share of the hazard logit that ranks
+    validation trajectories best (:mod:`jaxguard.training.pooled`). ``unlabelled_hazard`` says what an unsafe
+    trajectory without a reliable first hazard step teaches: ``"skip"`` nothing, ``"last_step"`` that its last step is
+    the hazard.
     """
 
     steps: int = 1500
@@ -226,6 +228,7 @@ class Stage2Config:
     weight_decay: float = 0.0
     train_core: bool = False
     positive_weight: float = 1.0
+    pooled: bool = True
 
     def __post_init__(self) -> None:
         _require_regularisation(self, "stage2")

@@ -17,9 +17,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import jaxguard
-from jaxguard.baselines import logistic
 from jaxguard.config import Config
 from jaxguard.evaluation.diagnose import (
     Diagnosis,
@@ -32,11 +34,12 @@ from jaxguard.evaluation.diagnose import (
 )
 from jaxguard.evaluation.diagnosis_page import write_page
 from jaxguard.guard import Guard
+from jaxguard.ranking import auroc
 from jaxguard.run import open_run
 from jaxguard.traces.drift import all_templates
 from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import Episodes
-from jaxguard.training.loop import auroc
+from jaxguard.training.pooled import REGULARISATION
 from jaxguard.training.state import TrainState, optimiser, partition
 from jaxguard.types import Trajectory
 from jaxguard.world_model.params import Params, init_params
@@ -267,11 +270,12 @@ def probe(features: np.ndarray, labels: np.ndarray, fitted: np.ndarray, scored: 
     ]
     known = np.isin(labels, usable)
     train, test = fitted & known, test & known
-    model = logistic.fit(features[train], labels[train]) if len(usable) > 1 else None
     truth = labels[test]
     majority = max((float((truth == c).mean()) for c in usable), default=np.nan)
-    if model is None:
+    if len(usable) < 2:
         return Score(np.nan, len(truth), np.nan, majority)
+    regression = LogisticRegression(C=REGULARISATION, max_iter=500, class_weight="balanced")
+    model = make_pipeline(StandardScaler(), regression).fit(features[train], labels[train])
     risks = model.predict_proba(features[test])
     areas = [auroc(risks[:, i], truth == c) for i, c in enumerate(model.classes_)]
     # The fit weighs classes alike; which one is the most probable also depends on how often they occur.

@@ -35,7 +35,7 @@ from jaxguard.world_model import scorer
 from jaxguard.world_model.params import Params, ParamsError, flatten, unflatten, weights_hash
 from jaxguard.world_model.scorer import LiveState, Scorer
 
-BUNDLE_VERSION = 2
+BUNDLE_VERSION = 3
 logger = logging.getLogger(__name__)
 
 

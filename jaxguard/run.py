@@ -27,6 +27,7 @@ from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate
 from jaxguard.evaluation.report import write_report
 from jaxguard.evaluation.timing import shared_beginnings
+from jaxguard.evaluation.transfer import Place, Transfer, transfer
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import trajectory_texts
@@ -45,6 +46,7 @@ from jaxguard.inputs import (
 )
 from jaxguard.training.episodes import Episodes
 from jaxguard.training.loop import require_supervision, train_stage
+from jaxguard.training.pooled import fit_pooled
 from jaxguard.types import Trajectory
 from jaxguard.world_model.params import count, init_params
 
@@ -94,11 +96,16 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
                 config, stage, params, training, validation, folder / f"stage{stage}", progress=progress
             )
             params = result.params
+    share = 0.0
+    if config.stage2.steps and config.stage2.pooled:
+        fit = fit_pooled(config.model, params, training, validation, config.train.seed)
+        params, share = fit.params, fit.share
     provenance = {
         "trajectories": {name: len(run.splits[name]) for name in PARTS},
         "data": list(config.data.trajectories),
         "training_seconds": round(time.perf_counter() - started, 1),
         "seed": config.train.seed,
+        "pooled_share": share,
         "inputs": dict(run.digests),
     }
     guard = Guard(config, params, encoder, provenance=provenance)
@@ -204,6 +211,50 @@ def recalibrate(
     return guard
 
 
+def transfer_run(
+    folder: Path, paths: Sequence[str], overrides: Sequence[str] = (), *, store: Path | None = None
+) -> Transfer:
+    """Measures a run's guard on trajectories of another place (:mod:`jaxguard.evaluation.transfer`); writes nothing.
+
+    Args:
+        folder: A calibrated run.
+        paths: Converted, labelled trajectories.
+        overrides: ``decision.alpha_hold=value`` instead of the run's level.
+        store: Feature store with their texts; the run's own by default.
+
+    Raises:
+        JaxguardError: the run is not calibrated, or the trajectories are not labelled.
+    """
+    run = open_run(folder)
+    guard = _trained(run)
+    if guard.calibration is None:
+        raise RunError(f"run folder {folder}: has no thresholds yet; run `jaxguard calibrate {folder}` first")
+    fusion = guard.calibration.fusion
+    vectors = run.store if store is None else FeatureStore.open(store, guard.encoder.fingerprint, guard.encoder.dim)
+
+    def place(trajectories: Sequence[Trajectory], vectors: FeatureStore) -> Place:
+        hazard, prefix, lengths = all_risks(guard, trajectories, vectors)
+        features = np.zeros((len(trajectories), 2 * guard.encoder.dim))
+        for row, trajectory in zip(features, trajectories, strict=True):
+            if trajectory.steps:
+                texts = trajectory_texts(trajectory, thought=guard.config.data.thought)
+                row[:] = np.concatenate(
+                    [vectors.get(part).mean(axis=0) for part in (texts.observations[:-1], texts.actions)]
+                )
+        return Place(
+            trajectory_max(evidence(hazard, prefix, lengths, fusion).fused, lengths),
+            np.array([bool(t.unsafe) for t in trajectories]),
+            [t.group for t in trajectories],
+            features,
+        )
+
+    there = [t for t in load_trajectories(paths).values() if t.unsafe is not None]
+    safe = [t for t in run.part("calibration") if t.unsafe is False]
+    alpha = _decision(guard.config, overrides).alpha_hold
+    own = guard.calibration.hold.value if alpha == guard.calibration.hold.alpha else 0.0
+    return transfer(place(safe, run.store), place(there, vectors), own, alpha, seed=run.config.evaluation.seed)
+
+
 def _decision(config: Config, overrides: Sequence[str]) -> DecisionConfig:
     """The decision settings of a configuration, some of them overridden."""
     if other := [o for o in overrides if not o.startswith("decision.")]:
@@ -283,18 +334,21 @@ def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
         of_safe = spread(calibration, safe, maxima, 0.0)
         return conformal_threshold(of_safe, decision.alpha_hold, paper_rule=decision.paper_rule)
 
-    bag = logistic.bag_scores(training, testing)
-    bag_calibration = logistic.bag_scores(training, calibration)
-    if bag is not None and bag_calibration is not None:
-        score = spread(testing, test, bag, 0.0)
-        found["logistic (bag)"] = Baseline(score=score, alert=threshold(bag_calibration).crossed(score))
-    step, step_calibration = logistic.step_scores(training, testing), logistic.step_scores(training, calibration)
-    if step is not None and step_calibration is not None:
-        limit = threshold(step_calibration.maxima)
-        crossed = [limit.crossed(risks) for risks in step.steps]
+    bag = logistic.BagScorer(training)
+    of_test, of_calibration = bag(testing), bag(calibration)
+    if of_test is not None and of_calibration is not None:
+        score = spread(testing, test, of_test, 0.0)
+        found["logistic (bag)"] = Baseline(score=score, alert=threshold(of_calibration).crossed(score))
+    for name in logistic.STEPWISE:
+        scorer = logistic.StepScorer(training, name)
+        steps, limits = scorer(testing), scorer(calibration)
+        if steps is None or limits is None:
+            continue
+        limit = threshold(limits.maxima)
+        crossed = [limit.crossed(risks) for risks in steps.steps]
         first = np.array([int(np.argmax(c)) if c.any() else -1 for c in crossed])
-        score, alerts = spread(testing, test, step.maxima, 0.0), spread(testing, test, first, -1).astype(np.int64)
-        found["logistic (step)"] = Baseline(score=score, alert=alerts >= 0, first_alert=alerts)
+        score, alerts = spread(testing, test, steps.maxima, 0.0), spread(testing, test, first, -1).astype(np.int64)
+        found[f"logistic ({name})"] = Baseline(score=score, alert=alerts >= 0, first_alert=alerts)
     return found
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxguard"
 # Each layer may import from itself and from those before it; members of one layer are strangers to each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "config"),
+    ("types", "config", "ranking"),
     ("traces",),
     ("features",),
     ("world_model",),

@@ -2,6 +2,8 @@
 
 ``step``: each step alone, ``[observation, action, instruction]``, trained on step labels; the trajectory
 score is the maximum. It has no memory, so what it reaches is what the current step gives away.
+``prefix``: the same with everything that the run has shown so far, in any order: the features of the guard's own pooled
+head, and what a guard without a world model could do.
 ``bag``: mean and maximum over the steps of the whole trajectory, trained on trajectory labels; it sees
 everything except the order, and, unlike a guard, also the steps after the hazard (not the last call's result).
 """
@@ -11,13 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from jaxguard.training.episodes import Episodes
-
-REGULARISATION = 0.01
+from jaxguard.training.pooled import Features, Linear, fit_steps, logistic, pooled_features
 
 
 @dataclass(frozen=True)
@@ -28,50 +26,52 @@ class StepScores:
     maxima: np.ndarray
 
 
-def fit(features: np.ndarray, labels: np.ndarray) -> Pipeline | None:
-    """The regression of ``labels`` ``[N]`` on ``features`` ``[N, F]``, classes weighted alike; None for one class."""
-    if len(np.unique(labels)) < 2:
-        return None
-    model = LogisticRegression(C=REGULARISATION, max_iter=500, class_weight="balanced")
-    return make_pipeline(StandardScaler(), model).fit(features, labels)
-
-
-def _steps(episodes: Episodes, index: int) -> np.ndarray:
+def step_features(episodes: Episodes, index: int) -> np.ndarray:
+    """``[T, 3E]``: observation, action and instruction of each step of a trajectory."""
     observations, actions, instruction = episodes.rows[index]
     table = episodes.table
     own = np.repeat(table[instruction][None], len(actions), axis=0)
     return np.concatenate([table[observations[:-1]], table[actions], own], axis=1)
 
 
-def _bag(episodes: Episodes, index: int) -> np.ndarray:
+STEPWISE: dict[str, Features] = {"step": step_features, "prefix": pooled_features}
+
+
+def bag_features(episodes: Episodes, index: int) -> np.ndarray:
+    """``[5E]``: mean and maximum of a trajectory's observations and actions, and the instruction."""
     observations, actions, instruction = episodes.rows[index]
     parts = [episodes.table[observations[:-1]], episodes.table[actions]]
     pooled = [f for part in parts for f in (part.mean(axis=0), part.max(axis=0))]
     return np.concatenate([*pooled, episodes.table[instruction]])
 
 
-def step_scores(train: Episodes, test: Episodes) -> StepScores | None:
-    """Fits the memoryless scorer on supervised steps; None where only one class is supervised."""
-    features, labels = [], []
-    for i, hazard in enumerate(train.hazard_step):
-        if hazard == -2:
-            continue
-        own = _steps(train, i)
-        end = len(own) if hazard < 0 else hazard + 1
-        features.append(own[:end])
-        labels.append(np.arange(end) == hazard)
-    model = fit(np.concatenate(features), np.concatenate(labels)) if features else None
-    if model is None:
-        return None
-    steps = [model.predict_proba(_steps(test, i))[:, 1] for i in range(len(test))]
-    return StepScores(steps, np.array([s.max() for s in steps]))
+class StepScorer:
+    """A scorer of single steps, by the name of its features in :data:`STEPWISE`."""
+
+    def __init__(self, train: Episodes, name: str):
+        self._features = STEPWISE[name]
+        self.model = fit_steps(train, self._features)
+
+    def __call__(self, episodes: Episodes) -> StepScores | None:
+        """Scores trajectories; None where only one class was supervised in training."""
+        if self.model is None:
+            return None
+        steps = [self.model.risk(self._features(episodes, i)) for i in range(len(episodes))]
+        return StepScores(steps, np.array([s.max() for s in steps]))
 
 
-def bag_scores(train: Episodes, test: Episodes) -> np.ndarray | None:
-    """Fits the order-blind scorer on labelled trajectories and scores ``test`` ``[n]``; None for one class."""
-    labelled = [i for i, label in enumerate(train.unsafe) if label is not None]
-    labels = np.array([bool(train.unsafe[i]) for i in labelled])
-    model = fit(np.stack([_bag(train, i) for i in labelled]), labels) if labelled else None
-    if model is None:
-        return None
-    return model.predict_proba(np.stack([_bag(test, i) for i in range(len(test))]))[:, 1]
+class BagScorer:
+    """The order-blind scorer of whole trajectories."""
+
+    def __init__(self, train: Episodes):
+        labelled = [i for i, label in enumerate(train.unsafe) if label is not None]
+        labels = np.array([bool(train.unsafe[i]) for i in labelled])
+        self.model: Linear | None = None
+        if labelled:
+            self.model = logistic(np.stack([bag_features(train, i) for i in labelled]), labels)
+
+    def __call__(self, episodes: Episodes) -> np.ndarray | None:
+        """Scores trajectories ``[n]``; None where only one class was labelled in training."""
+        if self.model is None:
+            return None
+        return self.model.risk(np.stack([bag_features(episodes, i) for i in range(len(episodes))]))

@@ -20,10 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import rankdata
 
 from jaxguard.decision.evidence import (
-    Bools,
     EvidenceError,
     Floats,
     FusionParams,
@@ -32,6 +30,7 @@ from jaxguard.decision.evidence import (
     smooth,
     trajectory_max,
 )
+from jaxguard.ranking import auroc
 
 DEFAULT_FUSION = FusionParams()
 
@@ -134,7 +133,7 @@ def fit_fusion(
         maxima = trajectory_max(fused, sizes)
         safe, timely = maxima[~labels], trajectory_max(fused[early], before)[warned]
         timely_labels = np.arange(len(safe) + len(timely)) >= len(safe)
-        return _auroc(maxima, labels), _auroc(np.concatenate([safe, timely]), timely_labels)
+        return auroc(maxima, labels), auroc(np.concatenate([safe, timely]), timely_labels)
 
     n_unsafe, n_safe = int(labels.sum()), int((~labels).sum())
     default_value, default_timeliness = judge(default, base.ema, base.win)
@@ -158,14 +157,6 @@ def fit_fusion(
     value, timely, params = min(level, key=lambda p: (_distance(p[2], default), -p[0], _order(p[2])))
     found = timely if warned.any() else None
     return FusionFit(params, value, default_value, best, True, n_safe, n_unsafe, len(tried), found)
-
-
-def _auroc(maxima: Floats, unsafe: Bools) -> float:
-    n_unsafe, n_safe = int(unsafe.sum()), int((~unsafe).sum())
-    if not n_unsafe or not n_safe:
-        return float("nan")
-    ranks: Floats = rankdata(maxima)
-    return float((ranks[unsafe].sum() - n_unsafe * (n_unsafe + 1) / 2) / (n_unsafe * n_safe))
 
 
 def _distance(params: FusionParams, default: FusionParams) -> float:

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import rankdata
 from tqdm import tqdm
 
 from jaxguard.config import Config, to_dict
+from jaxguard.ranking import auroc
 from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import Episodes, TrainingError, epoch_batches, make_batch
 from jaxguard.training.state import TrainState, make_step, make_validation
@@ -52,15 +52,6 @@ def batch_stream(
             last = i + 1 == len(batches)
             yield Position(position.epoch + 1, 0) if last else Position(position.epoch, i + 1), batches[i]
         position = Position(position.epoch + 1, 0)
-
-
-def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Area under the ROC curve with ties counted half; nan where a class is absent."""
-    positive = labels > 0.5
-    n_pos, n_neg = int(positive.sum()), int((~positive).sum())
-    if not n_pos or not n_neg:
-        return math.nan
-    return float((rankdata(scores)[positive].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
 
 
 def validate(config: Config, stage: int, function: Any, params: Params, episodes: Episodes) -> dict[str, float]:

@@ -19,7 +19,7 @@ from jaxguard.world_model.losses import (
     stage1_scales,
     world_model_losses,
 )
-from jaxguard.world_model.params import CORE, HEADS, PREDICTOR, Params, build
+from jaxguard.world_model.params import CORE, HEADS, POOLED, PREDICTOR, Params, build
 
 RISK_SCALES = {"hazard": 1.0, "prefix": 1.0}
 
@@ -40,14 +40,14 @@ def partition(stage: int, train_core: bool = False) -> Callable[[Params], dict[s
 
     Stage 1 trains the world model and leaves the heads alone; stage 2 trains the heads at the full rate,
     the world-model modules on the path to them at a scaled one, and keeps the GRU core (unless ``train_core``;
-    and the observation predictor, which is not on that path) frozen.
+    and the observation predictor, which is not on that path) frozen. The pooled head is fitted by itself, afterwards.
     """
-    frozen = PREDICTOR if train_core else CORE + PREDICTOR
+    frozen = POOLED + PREDICTOR if train_core else POOLED + CORE + PREDICTOR
 
     def label(params: Params) -> dict[str, str]:
         def of(name: str) -> str:
             if stage == 1:
-                return "frozen" if name in HEADS else "full"
+                return "frozen" if name in HEADS + POOLED else "full"
             if name in HEADS:
                 return "full"
             return "frozen" if name in frozen else "scaled"

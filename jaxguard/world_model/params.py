@@ -25,6 +25,7 @@ Params = dict[str, Any]
 HEADS = ("adapter", "hazard_head", "prefix_head")
 CORE = ("core",)
 PREDICTOR = ("predictor",)
+POOLED = ("pooled_head",)
 
 
 class ParamsError(JaxguardError):

@@ -9,6 +9,9 @@ Equations (paper, eq. 3; indices of the design)::
     feat   s = (h, z),  shat = (h, zhat)
     heads  hazard_t, prefix_t = MLP(shat_{t+1} + adapter, a_t, e);   o_hat_{t+1} = MLP(s_{t+1})
 
+The hazard logit of scoring adds to the head's a linear function of what the run has shown so far
+(:mod:`jaxguard.world_model.pooling`).
+
 :func:`observe_step` is the only place where the recurrence is defined, :func:`read_risk` the only one where
 risk is read off a state: training scans them, live sessions jit them, archives batch them. Both work on
 :class:`StepWeights`, the parameters in the form a step consumes: the core's LayerNorm is folded into its
@@ -27,6 +30,7 @@ from flax import nnx
 from jaxguard.config import ModelConfig
 from jaxguard.world_model import latents
 from jaxguard.world_model.layers import EPSILON, MLP, Block, GRUCore, gru, normalise, value
+from jaxguard.world_model.pooling import PARTS, PooledWeights, pooled_weights
 
 
 class RSSM(nnx.Module):
@@ -51,6 +55,7 @@ class RSSM(nnx.Module):
         self.adapter = MLP(feat, config.adapter_dim, feat, rngs=rngs)
         self.hazard_head = MLP(feat + 2 * width, width, 1, rngs=rngs)
         self.prefix_head = MLP(feat + 2 * width, width, 1, rngs=rngs)
+        self.pooled_head = nnx.Linear(PARTS * config.embed_dim, 1, kernel_init=nnx.initializers.zeros, rngs=rngs)
 
 
 class Norm(NamedTuple):
@@ -105,6 +110,7 @@ class StepWeights(NamedTuple):
     heads_norm: Norm  # [2, H]
     heads_out: jax.Array  # [2, H]
     heads_out_bias: jax.Array  # [2]
+    pooled: PooledWeights
 
 
 class StepInputs(NamedTuple):
@@ -169,6 +175,7 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
         ),
         heads_out=jnp.stack([model.hazard_head.out.kernel[...], model.prefix_head.out.kernel[...]])[..., 0],
         heads_out_bias=jnp.concatenate([_bias(model.hazard_head.out), _bias(model.prefix_head.out)]),
+        pooled=pooled_weights(model.pooled_head.kernel[...], _bias(model.pooled_head)),
     )
 
 
@@ -316,19 +323,17 @@ def _risk(w: StepWeights, config: ModelConfig, from_h: jax.Array, zhat: jax.Arra
     return (x * w.heads_out).sum(axis=-1) + w.heads_out_bias
 
 
-def read_mode(w: StepWeights, config: ModelConfig, h: jax.Array, heads_a: jax.Array, heads_e: jax.Array) -> jax.Array:
-    """Risks ``[..., 2]`` (hazard, prefix) at ``h_{t+1}`` ``[..., D]`` with the mode of the prior: how scoring reads."""
+def read_mode(
+    w: StepWeights, config: ModelConfig, h: jax.Array, heads_a: jax.Array, heads_e: jax.Array, pooled: jax.Array
+) -> jax.Array:
+    """How scoring reads risks ``[..., 2]`` (hazard, prefix): at ``h_{t+1}`` ``[..., D]``, with the mode of the prior.
+
+    ``pooled`` ``[...]`` is the pooled head's part of the hazard logit.
+    """
     from_h = h @ w.read_h
     zhat = latents.mode(_prior(w, config, from_h[..., : config.hidden]))
-    return jax.nn.sigmoid(_risk(w, config, from_h[..., config.hidden :], zhat, heads_a + heads_e))
-
-
-def score_step(
-    w: StepWeights, config: ModelConfig, h: jax.Array, x: StepInputs, heads_e: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """One deterministic step of scoring: ``h_{t+1}`` ``[B, D]`` and risks ``[B, 2]`` (hazard, prefix)."""
-    h_next, _ = observe_step(w, config, h, x)
-    return h_next, read_mode(w, config, h_next, x.heads_a, heads_e)
+    logits = _risk(w, config, from_h[..., config.hidden :], zhat, heads_a + heads_e)
+    return jax.nn.sigmoid(logits + jnp.stack([pooled, jnp.zeros_like(pooled)], axis=-1))
 
 
 class Rollout(NamedTuple):

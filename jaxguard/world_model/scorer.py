@@ -19,6 +19,16 @@ import numpy as np
 from jaxguard.config import ModelConfig
 from jaxguard.types import JaxguardError
 from jaxguard.world_model.params import Params, build
+from jaxguard.world_model.pooling import (
+    Pool,
+    PooledInstruction,
+    PoolInputs,
+    empty_pool,
+    pool_inputs,
+    pool_instruction,
+    pool_step,
+    pooled_logit,
+)
 from jaxguard.world_model.rssm import (
     StepInputs,
     StepWeights,
@@ -26,7 +36,6 @@ from jaxguard.world_model.rssm import (
     encode_steps,
     observe_step,
     read_mode,
-    score_step,
     step_weights,
 )
 
@@ -36,13 +45,17 @@ CHUNK = 16
 INSTRUCTIONS = 3 * LANES
 
 Gather = Callable[[np.ndarray], np.ndarray]
+Carry = tuple[jax.Array, Pool]
+"""``h`` ``[LANES, D]`` and what the lanes' runs have shown."""
 
 
 class LiveState(NamedTuple):
     """What a session carries between steps, on the device."""
 
     h: jax.Array  # [1, D]
+    pool: Pool  # batch of 1
     heads_e: jax.Array  # [1, 2H]
+    pooled_e: PooledInstruction  # batch of 1
 
 
 @dataclass(frozen=True)
@@ -70,30 +83,45 @@ class Scorer:
 
         @jax.jit
         def start(ins: jax.Array) -> LiveState:
-            instruction = encode_instruction(constants(), ins)
-            return LiveState(instruction.h0, instruction.heads_e)
+            w = constants()
+            instruction, pool = encode_instruction(w, ins), empty_pool(1, config.embed_dim)
+            return LiveState(instruction.h0, pool, instruction.heads_e, pool_instruction(w.pooled, ins))
 
         @jax.jit
         def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
             w = constants()
-            h, risks = score_step(w, config, state.h, encode_steps(w, config, x[:1], x[1:]), state.heads_e)
-            return LiveState(h, state.heads_e), risks[0]
+            step, seen = encode_steps(w, config, x[:1], x[1:]), pool_inputs(w.pooled, x[:1], x[1:])
+            h, _ = observe_step(w, config, state.h, step)
+            pool, pooled = pool_step(w.pooled, state.pool, seen)
+            pooled = pooled_logit(pooled, seen, state.pooled_e)
+            risks = read_mode(w, config, h, step.heads_a, state.heads_e, pooled)
+            return state._replace(h=h, pool=pool), risks[0]
 
         @jax.jit
         def chunk(
-            h: jax.Array, obs: jax.Array, act: jax.Array, ins: jax.Array, which: jax.Array, is_first: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
+            carry: Carry, obs: jax.Array, act: jax.Array, ins: jax.Array, which: jax.Array, is_first: jax.Array
+        ) -> tuple[Carry, jax.Array]:
             w = constants()
-            instruction = encode_instruction(w, ins)
-            x = encode_steps(w, config, obs, act)
+            instruction, pooled_e = encode_instruction(w, ins), pool_instruction(w.pooled, ins)
+            x, seen = encode_steps(w, config, obs, act), pool_inputs(w.pooled, obs, act)
+            nothing = empty_pool(LANES, config.embed_dim)
 
-            def body(h: jax.Array, inputs: tuple[StepInputs, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-                step, index, first = inputs
-                h, _ = observe_step(w, config, jnp.where(first[:, None], instruction.h0[index], h), step)
-                return h, h
+            def body(
+                carry: Carry, inputs: tuple[StepInputs, PoolInputs, jax.Array, jax.Array]
+            ) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
+                step, own, index, first = inputs
 
-            last, hs = jax.lax.scan(body, h, (x, which, is_first))
-            return last, read_mode(w, config, hs, x.heads_a, instruction.heads_e[which])
+                def fresh(start: jax.Array, running: jax.Array) -> jax.Array:
+                    return jnp.where(first[:, None] if running.ndim == 2 else first, start, running)
+
+                h, pool = jax.tree.map(fresh, (instruction.h0[index], nothing), carry)
+                h, _ = observe_step(w, config, h, step)
+                pool, pooled = pool_step(w.pooled, pool, own)
+                return (h, pool), (h, pooled)
+
+            last, (hs, pooled) = jax.lax.scan(body, carry, (x, seen, which, is_first))
+            pooled = pooled_logit(pooled, seen, jax.tree.map(lambda v: v[which], pooled_e))
+            return last, read_mode(w, config, hs, x.heads_a, instruction.heads_e[which], pooled)
 
         def constants() -> StepWeights:
             return jax.tree.map(jnp.asarray, weights)
@@ -131,14 +159,15 @@ class Scorer:
             Position of the trajectory in ``sequences``, and its risks ``[T, 2]`` (hazard, prefix; float32).
         """
         packer = _Packer(sequences)
-        h = jnp.zeros((LANES, self.config.deter))
+        carry = (jnp.zeros((LANES, self.config.deter)), empty_pool(LANES, self.config.embed_dim))
         waiting: tuple[list[_Piece], jax.Array] | None = None
         while True:
             block = packer.next_block()
             if block is not None:
                 ins = np.zeros((INSTRUCTIONS, self.config.embed_dim), np.float32)
                 ins[: len(block.instructions)] = gather(np.array(block.instructions, np.int64))
-                h, risks = self._chunk(h, gather(block.obs), gather(block.act), ins, block.which, block.is_first)
+                vectors = gather(block.obs), gather(block.act)
+                carry, risks = self._chunk(carry, *vectors, ins, block.which, block.is_first)
             if waiting is not None:  # one call behind: the host packs and gathers while the device computes
                 yield from packer.collect(waiting[0], np.asarray(waiting[1]))
             if block is None:

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxguard.baselines.logistic import bag_scores, step_scores
+from jaxguard.baselines.logistic import BagScorer, StepScorer, StepScores
 from jaxguard.training.episodes import Episodes
 
 DIM = 5
+
+
+def step_scores(train: Episodes, test: Episodes, name: str = "step") -> StepScores | None:
+    return StepScorer(train, name)(test)
+
+
+def bag_scores(train: Episodes, test: Episodes) -> np.ndarray | None:
+    return BagScorer(train)(test)
 
 
 def episodes(count: int, seed: int, hazards: Sequence[int] | None = None) -> Episodes:
@@ -69,6 +77,21 @@ def test_step_scorer_has_no_memory() -> None:
         assert other is not None
         assert other.steps[3][1] != base.steps[3][1]
         np.testing.assert_allclose(other.steps[3][[0, 2, 3]], base.steps[3][[0, 2, 3]], rtol=1e-6)
+
+
+def test_prefix_scorer_remembers_what_came_before_in_any_order_and_nothing_after() -> None:
+    base = step_scores(TRAIN, TEST, "prefix")
+    assert base is not None
+    assert [int(np.argmax(s)) for s in base.steps[1::2]] == [2] * 10
+    swapped = step_scores(TRAIN, with_rows(TEST, 4, (1, 0, 2, 3, 4), (1, 0, 2, 3)), "prefix")
+    replaced = step_scores(TRAIN, with_rows(TEST, 4, (3, 1, 2, 3, 4), (0, 1, 2, 3)), "prefix")
+    later = step_scores(TRAIN, with_rows(TEST, 4, (0, 1, 2, 0, 4), (0, 1, 2, 0)), "prefix")
+    assert swapped is not None
+    assert replaced is not None
+    assert later is not None
+    np.testing.assert_allclose(swapped.steps[4][2:], base.steps[4][2:], rtol=1e-5)
+    assert (np.abs(replaced.steps[4] - base.steps[4]) > 1e-6).all()
+    np.testing.assert_array_equal(later.steps[4][:3], base.steps[4][:3])
 
 
 def test_step_scorer_learns_from_supervised_steps_alone() -> None:

@@ -42,6 +42,7 @@ from jaxguard.evaluation.diagnosis_page import Line, line_chart, write_page
 from jaxguard.guard import Guard
 from jaxguard.run import Run, all_risks, open_run
 from jaxguard.traces.drift import generate
+from jaxguard.training.pooled import pooled_features
 from jaxguard.types import Step, Trajectory
 from jaxguard.world_model.params import build, init_params
 from jaxguard.world_model.rssm import encode_actions, encode_instruction, read_mode, step_weights
@@ -318,12 +319,15 @@ def test_states_are_those_that_the_guard_reads_risks_from(small_run: SmallRun) -
     ins = np.stack([episodes.table[i] for _, _, i in episodes.rows])[found.owner]
 
     @jax.jit
-    def read(h: jax.Array, act: jax.Array, ins: jax.Array) -> jax.Array:
+    def read(h: jax.Array, act: jax.Array, ins: jax.Array, pooled: jax.Array) -> jax.Array:
         w = step_weights(build(model, guard.params), model)
         heads_a = encode_actions(w, act)[:, 3 * model.deter : -2]
-        return read_mode(w, model, h, heads_a, encode_instruction(w, ins).heads_e)
+        return read_mode(w, model, h, heads_a, encode_instruction(w, ins).heads_e, pooled)
 
-    risks = read(found.h, embeddings(episodes)[:, model.embed_dim :], ins)
+    pooled_head = guard.params["pooled_head"]
+    features = np.concatenate([pooled_features(episodes, i) for i in range(len(episodes))])
+    pooled = features @ pooled_head["kernel"][:, 0] + pooled_head["bias"]
+    risks = read(found.h, embeddings(episodes)[:, model.embed_dim :], ins, pooled)
     hazard, prefix, lengths = all_risks(guard, run.part("validation"), run.store)
     np.testing.assert_allclose(risks, np.stack([hazard, prefix], axis=1), atol=1e-5)
     assert found.position.tolist() == [t for n in lengths for t in range(n)]

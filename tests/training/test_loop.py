@@ -21,7 +21,7 @@ from training_samples import CONFIG, make, start, with_steps
 from jaxguard.config import Config
 from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import Episodes, TrainingError
-from jaxguard.training.loop import Curves, Position, StageResult, auroc, batch_stream, train_stage
+from jaxguard.training.loop import Curves, Position, StageResult, batch_stream, train_stage
 from jaxguard.world_model.params import CORE, HEADS, PREDICTOR, Params, flatten, weights_hash
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
@@ -315,12 +315,6 @@ def test_stream_resumes_where_it_stood() -> None:
     for i, (position, _) in enumerate(walked[:-1]):
         again = batch_stream(TRAIN, 4, 0, position)
         np.testing.assert_array_equal(next(again)[1], walked[i + 1][1])
-
-
-def test_auroc() -> None:
-    assert auroc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])) == 0.75
-    assert auroc(np.array([0.5, 0.5]), np.array([0, 1])) == 0.5
-    assert np.isnan(auroc(np.array([0.1, 0.2]), np.array([1, 1])))
 
 
 def test_tensorboard_without_its_package_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from training_samples import CONFIG, make, start
 from jaxguard.training.episodes import make_batch
 from jaxguard.training.state import StepFunction, TrainState, make_step, make_validation, optimiser, partition
 from jaxguard.world_model.losses import Batch
-from jaxguard.world_model.params import CORE, HEADS, PREDICTOR, Params, flatten
+from jaxguard.world_model.params import CORE, HEADS, POOLED, PREDICTOR, Params, flatten
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
 BEGIN = start()
@@ -50,24 +50,24 @@ def changed(params: Params) -> set[str]:
 def test_partition_names_every_module() -> None:
     first, second = partition(1)(BEGIN), partition(2)(BEGIN)
     assert set(first) == set(second) == set(BEGIN)
-    assert {m for m, label in first.items() if label == "frozen"} == set(HEADS)
-    assert {m for m, label in second.items() if label == "frozen"} == {*CORE, *PREDICTOR}
+    assert {m for m, label in first.items() if label == "frozen"} == {*HEADS, *POOLED}
+    assert {m for m, label in second.items() if label == "frozen"} == {*CORE, *PREDICTOR, *POOLED}
     assert {m for m, label in second.items() if label == "full"} == set(HEADS)
-    assert {m for m, label in second.items() if label == "scaled"} == set(BEGIN) - {*HEADS, *CORE, *PREDICTOR}
+    assert {m for m, label in second.items() if label == "scaled"} == set(BEGIN) - {*HEADS, *CORE, *PREDICTOR, *POOLED}
 
 
 def test_stage_1_moves_the_world_model_and_leaves_the_heads(step1: StepFunction) -> None:
     state = fresh(1)
     for _ in range(2):
         state, _ = step1(state, batch())
-    assert changed(state.params) == set(BEGIN) - set(HEADS)
+    assert changed(state.params) == set(BEGIN) - {*HEADS, *POOLED}
 
 
 def test_stage_2_moves_heads_and_path_and_leaves_core_and_predictor(step2: StepFunction) -> None:
     state = fresh(2)
     for _ in range(2):
         state, metrics = step2(state, batch())
-    assert changed(state.params) == set(BEGIN) - {*CORE, *PREDICTOR}
+    assert changed(state.params) == set(BEGIN) - {*CORE, *PREDICTOR, *POOLED}
     assert set(metrics) == {"loss", "grad_norm", "hazard", "prefix"}
     np.testing.assert_allclose(metrics["loss"], metrics["hazard"] + metrics["prefix"], rtol=1e-6)
 

@@ -21,8 +21,8 @@ from jaxguard.world_model.rssm import (
     observe,
     observe_step,
     prior_logits,
+    read_mode,
     read_risk,
-    score_step,
     step_weights,
 )
 
@@ -323,12 +323,14 @@ def scoring(tiny: ModelConfig, params: Params) -> Any:
         instruction = encode_instruction(step_weights(model, tiny), ins)
         x: StepInputs = encode_steps(step_weights(model, tiny), tiny, obs, act)
         state = instruction.h0 if h is None else h
-        return score_step(step_weights(model, tiny), tiny, state, x, instruction.heads_e)
+        w = step_weights(model, tiny)
+        h_next, _ = observe_step(w, tiny, state, x)
+        return h_next, read_mode(w, tiny, h_next, x.heads_a, instruction.heads_e, jnp.zeros(len(obs)))
 
     return run
 
 
-def test_score_step_gives_the_risks_of_the_rollout(data: tuple, rollout: Any, scoring: Any) -> None:
+def test_read_mode_gives_the_risks_of_the_rollout(data: tuple, rollout: Any, scoring: Any) -> None:
     obs, act, ins = data
     hs, logits = rollout(obs, act, ins)
     h = None

@@ -1,0 +1,228 @@
+"""How a calibrated guard does on trajectories of another place, and what a few safe ones from there change.
+
+Four ways to a threshold are compared on the same trajectory maxima: the guard's own; *weighted* conformal thresholds
+(Tibshirani et al., "Conformal prediction under covariate shift", 2019), in which a density ratio makes the calibration
+trajectories stand for the new place without any label from there; and conformal thresholds of 25, 50 and 100 local safe
+trajectories, drawn by group, many times over. The ratio comes from a classifier that tells the two places apart; where
+it does so too well, hardly any calibration trajectory stands for the new place, and there is no such threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from jaxguard.decision.conformal import conformal_threshold, false_alert_band, needed, rank
+from jaxguard.decision.shift import ShiftDetector
+from jaxguard.evaluation.wording import number
+from jaxguard.ranking import auroc
+from jaxguard.types import JaxguardError
+
+LOCAL = (25, 50, 100)
+# Principal components that the density ratio is estimated on.
+COMPONENTS = 16
+# Fewer calibration trajectories than this, counted by weight, do not stand for the new place.
+FEWEST_EFFECTIVE = 30.0
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class TransferError(JaxguardError):
+    """Trajectories from which no transfer can be measured."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Scored trajectories of one place: fused maxima ``[n]``, labels ``[n]``, groups, and features ``[n, F]``."""
+
+    maxima: Floats
+    unsafe: Bools
+    groups: Sequence[str]
+    features: Floats
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to a threshold: rates at it, as a mean over draws and their central 90 % where there are several.
+
+    ``band`` is the exact 95 % band of the true false-alert level, ``None`` where nothing is guaranteed.
+    """
+
+    name: str
+    fpr: float
+    sr: float
+    f1: float
+    fpr_range: tuple[float, float] | None = None
+    band: tuple[float, float] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What :func:`transfer` found.
+
+    Attributes:
+        auroc: Of the fused maxima in the new place.
+        safe: Safe trajectories there.
+        unsafe: Unsafe ones.
+        effective: Calibration trajectories that stand for the new place, counted by weight.
+        alarm: Median number of local safe trajectories after which the shift detector raised an alarm, over orders;
+            infinite where it mostly did not.
+        rows: One for each way to a threshold.
+    """
+
+    auroc: float
+    safe: int
+    unsafe: int
+    alpha: float
+    effective: float
+    alarm: float
+    rows: list[Row] = field(default_factory=list)
+
+
+def transfer(calibration: Place, there: Place, own: float, alpha: float, *, seed: int, draws: int = 50) -> Transfer:
+    """Measures a guard in another place.
+
+    Args:
+        calibration: Safe calibration trajectories of the guard.
+        there: Labelled trajectories of the other place.
+        own: The guard's HOLD threshold, raised or not.
+        alpha: Nominal false-alert level of all thresholds.
+        seed: Of draws and orders.
+        draws: Draws of local trajectories, and orders of the stream.
+
+    Raises:
+        TransferError: no safe or no unsafe trajectory there.
+    """
+    safe, unsafe = int((~there.unsafe).sum()), int(there.unsafe.sum())
+    if not safe or not unsafe:
+        raise TransferError(f"trajectories: got {safe} safe and {unsafe} unsafe ones, expected some of each")
+    rng = np.random.default_rng(seed)
+    conformal = conformal_threshold(calibration.maxima, alpha)
+    rows = [_row("own threshold", there.maxima > conformal.value, there.unsafe)]
+    if own > conformal.value:
+        rows.append(_row("own, raised", there.maxima > own, there.unsafe))
+    of_calibration, of_there = density_ratio(calibration.features, there.features, seed)
+    effective = float(of_calibration.sum() ** 2 / (of_calibration**2).sum())
+    if effective >= FEWEST_EFFECTIVE:
+        limits = weighted_thresholds(calibration.maxima, of_calibration, of_there, alpha)
+        rows.append(_row("weighted", there.maxima > limits, there.unsafe))
+    else:
+        note = f"no ratio: {effective:.0f} of {len(calibration.maxima)} calibration trajectories stand for this place"
+        rows.append(Row("weighted", math.nan, math.nan, math.nan, note=note))
+    rows += [_local(there, n, alpha, draws, rng) for n in LOCAL]
+    alarms = [_alarm(calibration.maxima, rng.permutation(there.maxima[~there.unsafe]), i) for i in range(draws)]
+    return Transfer(auroc(there.maxima, there.unsafe), safe, unsafe, alpha, effective, float(np.median(alarms)), rows)
+
+
+def _row(name: str, alert: Bools, unsafe: Bools) -> Row:
+    return Row(name, *rates(alert, unsafe))
+
+
+def rates(alert: Bools, unsafe: Bools) -> tuple[float, float, float]:
+    """``(FPR, SR, F1)`` of alerts; NaN where there is no safe or unsafe trajectory."""
+    hit, false = int((alert & unsafe).sum()), int((alert & ~unsafe).sum())
+    positive, negative = int(unsafe.sum()), int((~unsafe).sum())
+    return (
+        false / negative if negative else math.nan,
+        hit / positive if positive else math.nan,
+        2 * hit / (hit + false + positive) if positive else math.nan,
+    )
+
+
+def density_ratio(source: Floats, target: Floats, seed: int) -> tuple[Floats, Floats]:
+    """How much likelier each trajectory is in the target than in the source, for ``source`` and for ``target``.
+
+    Args:
+        source: ``[n, F]`` features.
+        target: ``[m, F]``.
+        seed: Of the principal components.
+    """
+    both = np.concatenate([source, target])
+    components = min(COMPONENTS, *both.shape)
+    regression = LogisticRegression(C=1.0, max_iter=500, class_weight="balanced")
+    model = make_pipeline(StandardScaler(), PCA(components, random_state=seed), regression)
+    odds = np.exp(model.fit(both, np.arange(len(both)) >= len(source)).decision_function(both))
+    return odds[: len(source)], odds[len(source) :]
+
+
+def weighted_thresholds(maxima: Floats, weights: Floats, own: Floats, alpha: float) -> Floats:
+    """Weighted conformal thresholds ``[m]``, one for each trajectory because its own weight counts.
+
+    Args:
+        maxima: ``[n]`` of the calibration trajectories.
+        weights: ``[n]`` their density ratios.
+        own: ``[m]`` density ratios of the trajectories to be judged.
+        alpha: Level; a threshold is infinite where the calibration trajectories carry less than ``1 - alpha``.
+    """
+    order = np.argsort(maxima, kind="stable")
+    carried = np.cumsum(weights[order])
+    # The smallest maximum up to which the weights reach 1 - alpha of all, the trajectory's own included.
+    wanted = (1.0 - alpha) * (carried[-1] + own)
+    at = np.searchsorted(carried, wanted * (1 - 1e-12), side="left")
+    return np.where(at < len(maxima), maxima[order][np.minimum(at, len(maxima) - 1)], math.inf)
+
+
+def _local(there: Place, n: int, alpha: float, draws: int, rng: np.random.Generator) -> Row:
+    name = f"{n} local safe"
+    if n < needed(alpha):
+        return Row(name, math.nan, math.nan, math.nan, note=f"too few: {needed(alpha)} needed")
+    groups, number_of = np.unique(np.asarray(there.groups, dtype=object).astype(str), return_inverse=True)
+    found = []
+    for _ in range(draws):
+        place = rng.permutation(len(groups))[number_of]  # groups in random order
+        order = np.argsort(place, kind="stable")
+        safe = order[~there.unsafe[order]]
+        if len(safe) <= n:
+            return Row(name, math.nan, math.nan, math.nan, note=f"too few: {len(safe)} are safe")
+        rest = place > place[safe[n - 1]]
+        if not (rest & ~there.unsafe).any() or not (rest & there.unsafe).any():
+            continue
+        threshold = conformal_threshold(there.maxima[safe[:n]], alpha).value
+        found.append(rates(there.maxima[rest] > threshold, there.unsafe[rest]))
+    if not found:
+        return Row(name, math.nan, math.nan, math.nan, note="no group is left to test on")
+    values = np.array(found)
+    low, high = np.percentile(values[:, 0], [5, 95])
+    band = false_alert_band(n, rank(n, alpha))
+    fpr, sr, f1 = values.mean(axis=0).tolist()
+    return Row(name, fpr, sr, f1, fpr_range=(float(low), float(high)), band=(band.low, band.high))
+
+
+def _alarm(calibration: Floats, stream: Floats, seed: int) -> float:
+    detector = ShiftDetector(calibration.tolist(), seed=seed)
+    for score in stream:
+        detector.update(float(score))
+        if detector.alarm_at is not None:
+            return detector.alarm_at + 1
+    return math.inf
+
+
+def render_transfer(found: Transfer) -> str:
+    """The table as text, at most 100 columns wide."""
+    alarm = f"after {found.alarm:.0f} safe trajectories" if math.isfinite(found.alarm) else "none"
+    lines = [
+        f"{found.safe:,} safe and {found.unsafe:,} unsafe trajectories, AUROC {number(found.auroc)}.",
+        f"Alarm that the safe ones do not look like the calibration set: {alarm} (median over orders).",
+        f"Thresholds at alpha {found.alpha:g}:",
+        "",
+        f"{'threshold':16}{'FPR':>8}{'5-95 % of draws':>18}{'exact band':>14}{'SR':>8}{'F1':>8}",
+    ]
+    for row in found.rows:
+        draws, band = (
+            "" if r is None else f"{number(r[0], digits=2)}-{number(r[1], digits=2)}" for r in (row.fpr_range, row.band)
+        )
+        line = (
+            f"{row.name:16}{number(row.fpr):>8}{draws:>18}{band:>14}{number(row.sr):>8}{number(row.f1):>8}  {row.note}"
+        )
+        lines.append(line.rstrip())
+    return "\n".join(lines) + "\n"

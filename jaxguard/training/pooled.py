@@ -1,0 +1,159 @@
+"""Fits the pooled head: a logistic regression on what runs have shown so far, and its share of the hazard logit.
+
+Fitted apart from the world model and by a convex problem, it has no training curve to stop: the recurrent heads learn
+from the same steps, and where labels are few they memorise them long before this does. The share is chosen on
+validation trajectories and may be 0 or 1; the shares of both parts then go into the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+
+from jaxguard.config import ModelConfig
+from jaxguard.ranking import auroc
+from jaxguard.training.episodes import Episodes
+from jaxguard.world_model.params import Params
+from jaxguard.world_model.pooling import PARTS
+from jaxguard.world_model.scorer import Scorer, Sequence
+
+REGULARISATION = 0.01
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# AUROC differences up to this are ties; the smaller share wins them.
+TOLERANCE = 1e-3
+# Of features in memory; beyond it a random part of the steps without a hazard is left out.
+LARGEST_BYTES = 2**31
+
+logger = logging.getLogger(__name__)
+
+Features = Callable[[Episodes, int], np.ndarray]
+
+
+class Linear(NamedTuple):
+    """``x @ kernel + bias``, the logit of a risk."""
+
+    kernel: np.ndarray  # [F]
+    bias: float
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Logits ``[N]`` of features ``[N, F]``."""
+        return x @ self.kernel + self.bias
+
+    def risk(self, x: np.ndarray) -> np.ndarray:
+        """Risks ``[N]`` of features ``[N, F]``, in [0, 1]."""
+        return expit(self(x))
+
+
+class PooledFit(NamedTuple):
+    """What :func:`fit_pooled` did: the share of the pooled head, and the validation AUROC that each share has."""
+
+    params: Params
+    share: float
+    auroc: dict[float, float]
+
+
+def logistic(features: np.ndarray, labels: np.ndarray) -> Linear | None:
+    """L2-regularised logistic regression on standardised features, classes weighted alike; None for one class.
+
+    Args:
+        features: ``[N, F]`` float32; changed in place, because a copy of it may not fit into memory.
+        labels: ``[N]`` bool.
+    """
+    if len(np.unique(labels)) < 2:
+        return None
+    mean = features.mean(axis=0, dtype=np.float64)
+    scale = features.std(axis=0, dtype=np.float64)
+    scale[scale < 1e-12] = 1.0
+    features -= mean.astype(features.dtype)
+    features /= scale.astype(features.dtype)
+    fitted = LogisticRegression(C=REGULARISATION, max_iter=500, class_weight="balanced").fit(features, labels)
+    kernel = fitted.coef_[0].astype(np.float64) / scale
+    return Linear(kernel, float(fitted.intercept_[0] - mean @ kernel))
+
+
+def pooled_features(episodes: Episodes, index: int) -> np.ndarray:
+    """Features ``[T, 10E]`` of a trajectory's steps, in the order of :data:`~jaxguard.world_model.pooling.PARTS`."""
+    observations, actions, instruction = episodes.rows[index]
+    obs, act, ins = (episodes.table[rows] for rows in (observations[:-1], actions, instruction))
+    count = np.arange(1, len(act) + 1, dtype=np.float32)[:, None]
+    parts = [obs, act, *(np.cumsum(x, axis=0) / count for x in (obs, act))]
+    parts += [np.maximum.accumulate(x, axis=0) for x in (obs, act)]
+    parts += [obs * act, obs * ins, act * ins, np.broadcast_to(ins, act.shape)]
+    return np.concatenate(parts, axis=1)
+
+
+def fit_steps(train: Episodes, features: Features = pooled_features, seed: int = 0) -> Linear | None:
+    """The regression of "this step is the hazard" on features, over the steps that stage 2 learns from.
+
+    Args:
+        train: Trajectories to fit on.
+        features: ``(episodes, index) -> [T, F]`` of a trajectory's steps.
+        seed: Draws the steps that are left out where there are too many.
+
+    Returns:
+        ``None`` where only one class is supervised.
+    """
+    supervised = np.flatnonzero(train.hazard_step != -2)
+    ends = [len(train.rows[i][1]) if (h := train.hazard_step[i]) < 0 else int(h) + 1 for i in supervised]
+    most = LARGEST_BYTES // (4 * PARTS * train.table.shape[1])
+    rng = np.random.default_rng(seed)
+    rows, labels = [], []
+    for index, end in zip(supervised.tolist(), ends, strict=True):
+        hazard = np.arange(end) == train.hazard_step[index]
+        kept = hazard | (rng.random(end) < most / sum(ends))
+        rows.append(features(train, index)[:end][kept])
+        labels.append(hazard[kept])
+    return logistic(np.concatenate(rows), np.concatenate(labels)) if rows else None
+
+
+def fit_pooled(
+    model: ModelConfig, params: Params, train: Episodes, validation: Episodes | None, seed: int
+) -> PooledFit:
+    """Fits the pooled head of a trained model and gives it the share that ranks validation trajectories best.
+
+    Args:
+        model: Sizes.
+        params: After stage 2, with a pooled head of zeros.
+        train: Trajectories to fit on.
+        validation: Trajectories to choose the share on; without safe and unsafe ones the share is 0.
+        seed: Draws the steps that are left out where there are too many.
+    """
+    nothing = PooledFit(params, 0.0, {})
+    labels = None if validation is None else np.array([float(bool(u)) for u in validation.unsafe])
+    if validation is None or labels is None or len(np.unique(labels)) < 2:
+        return nothing
+    linear = fit_steps(train, seed=seed)
+    if linear is None:
+        return nothing
+    pooled = [linear(pooled_features(validation, i)) for i in range(len(validation))]
+    recurrent = _recurrent(model, params, validation)
+    found = {
+        share: auroc(
+            np.array([((1 - share) * a + share * b).max() for a, b in zip(recurrent, pooled, strict=True)]), labels
+        )
+        for share in SHARES
+    }
+    best = max(found.values())
+    share = min(share for share, value in found.items() if value >= best - TOLERANCE)
+    logger.info("pooled head: share %g, validation AUROC by share %s", share, found)
+    out = params["hazard_head"]["out"]
+    hazard_head = params["hazard_head"] | {"out": {name: leaf * (1 - share) for name, leaf in out.items()}}
+    pooled_head = {
+        "kernel": (share * linear.kernel[:, None]).astype(np.float32),
+        "bias": np.array([share * linear.bias], np.float32),
+    }
+    return PooledFit({**params, "hazard_head": hazard_head, "pooled_head": pooled_head}, share, found)
+
+
+def _recurrent(model: ModelConfig, params: Params, episodes: Episodes) -> list[np.ndarray]:
+    """Hazard logits of the recurrent heads, ``[T]`` each."""
+    scorer = Scorer(model, params)
+    sequences = (Sequence(observations[:-1], actions, ins) for observations, actions, ins in episodes.rows)
+    risks = dict(scorer.score(sequences, lambda rows: episodes.table[rows]))
+    hazard = [risks[i][:, 0].astype(np.float64) for i in range(len(episodes))]
+    return [np.log(np.maximum(risk, 1e-30)) - np.log1p(-np.minimum(risk, 1 - 1e-7)) for risk in hazard]

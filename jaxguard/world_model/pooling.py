@@ -1,0 +1,90 @@
+"""The pooled head: a linear hazard logit over what a run has shown so far.
+
+Its features at step t are, for observation o and action a, the current vector, the mean and the maximum of each
+entry over steps 0..t, and the products o*a, o*e and a*e with each other and with the instruction e; and e itself.
+It needs no memory but a sum and a maximum, does not know the order of steps, and with few labels a linear function
+of the whole past is hard to beat: the recurrent heads and this one err on different runs
+(``docs/experiments.md``). Its weights are fitted apart from the world model (:mod:`jaxguard.training.pooled`).
+
+The sum is kept of the mean's share of the logit, not of vectors, because that share is linear in them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+PARTS = 10
+"""Vectors of E entries in the features: o, a; mean o, mean a; max o, max a; o*a, o*e, a*e; e."""
+
+
+class PooledWeights(NamedTuple):
+    """The head's kernel, taken apart by what it multiplies."""
+
+    now: jax.Array  # [2E], o and a
+    mean: jax.Array  # [2E]
+    top: jax.Array  # [2E]
+    act_obs: jax.Array  # [E], o*a
+    by_ins: jax.Array  # [2, E], o*e and a*e
+    ins: jax.Array  # [E]
+    bias: jax.Array  # []
+
+
+class Pool(NamedTuple):
+    """What a run has shown before a step."""
+
+    steps: jax.Array  # [B], float32
+    total: jax.Array  # [B], sum of ``x @ mean``
+    top: jax.Array  # [B, 2E]; -inf before the first step
+
+
+class PoolInputs(NamedTuple):
+    """Of a step: its vectors and what they add on their own."""
+
+    x: jax.Array  # [..., 2E], o and a
+    mean: jax.Array  # [...], x @ mean
+    alone: jax.Array  # [...], x @ now + (o*a) @ act_obs
+
+
+class PooledInstruction(NamedTuple):
+    """Of an instruction: how it weighs a step's vectors, and what it adds on its own."""
+
+    weigh: jax.Array  # [B, 2E]
+    alone: jax.Array  # [B]
+
+
+def pooled_weights(kernel: jax.Array, bias: jax.Array) -> PooledWeights:
+    """Takes the kernel ``[10E, 1]`` and bias ``[1]`` apart."""
+    parts = kernel[:, 0].reshape(PARTS, -1)
+    return PooledWeights(
+        parts[0:2].reshape(-1), parts[2:4].reshape(-1), parts[4:6].reshape(-1), parts[6], parts[7:9], parts[9], bias[0]
+    )
+
+
+def empty_pool(batch: int, embed_dim: int) -> Pool:
+    """The pool of ``batch`` runs before their first step."""
+    return Pool(jnp.zeros(batch), jnp.zeros(batch), jnp.full((batch, 2 * embed_dim), -jnp.inf, jnp.float32))
+
+
+def pool_inputs(w: PooledWeights, obs: jax.Array, act: jax.Array) -> PoolInputs:
+    """What a step's observation and action, ``[..., E]`` each, are to the pooled head."""
+    x = jnp.concatenate([obs, act], axis=-1)
+    return PoolInputs(x, x @ w.mean, x @ w.now + (obs * act) @ w.act_obs)
+
+
+def pool_instruction(w: PooledWeights, ins: jax.Array) -> PooledInstruction:
+    """What instructions ``[B, E]`` are to the pooled head."""
+    return PooledInstruction((w.by_ins * ins[:, None]).reshape(len(ins), -1), ins @ w.ins + w.bias)
+
+
+def pool_step(w: PooledWeights, pool: Pool, x: PoolInputs) -> tuple[Pool, jax.Array]:
+    """The pool after a step, and the part ``[B]`` of the logit that the pool gives there."""
+    pool = Pool(pool.steps + 1.0, pool.total + x.mean, jnp.maximum(pool.top, x.x))
+    return pool, pool.total / pool.steps + pool.top @ w.top
+
+
+def pooled_logit(pooled: jax.Array, x: PoolInputs, instruction: PooledInstruction) -> jax.Array:
+    """The head's logit ``[...]`` from :func:`pool_step`'s part, the step's own and the instruction's."""
+    return pooled + x.alone + (x.x * instruction.weigh).sum(axis=-1) + instruction.alone

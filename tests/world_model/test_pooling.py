@@ -1,0 +1,78 @@
+"""The pooled head against the plain formula, in a live session and in lanes."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jaxguard.config import ModelConfig
+from jaxguard.world_model.params import Params
+from jaxguard.world_model.pooling import (
+    PARTS,
+    empty_pool,
+    pool_inputs,
+    pool_instruction,
+    pool_step,
+    pooled_logit,
+    pooled_weights,
+)
+from jaxguard.world_model.scorer import CHUNK, Scorer, Sequence
+
+E, T, B = 6, 9, 3
+RNG = np.random.default_rng(12)
+KERNEL = RNG.normal(size=(PARTS * E, 1)).astype(np.float32)
+BIAS = np.array([0.7], np.float32)
+
+
+def plain(obs: np.ndarray, act: np.ndarray, ins: np.ndarray) -> np.ndarray:
+    """``[T]`` logits of one run, each from its whole past."""
+    out = []
+    for t in range(len(act)):
+        o, a = obs[: t + 1], act[: t + 1]
+        parts = [o[-1], a[-1], o.mean(0), a.mean(0), o.max(0), a.max(0), o[-1] * a[-1], o[-1] * ins, a[-1] * ins, ins]
+        out.append(np.concatenate(parts).astype(np.float64) @ KERNEL[:, 0] + BIAS[0])
+    return np.array(out)
+
+
+def test_steps_equal_the_formula() -> None:
+    obs, act = RNG.normal(size=(2, B, T, E)).astype(np.float32)
+    ins = RNG.normal(size=(B, E)).astype(np.float32)
+    w = pooled_weights(jax.numpy.asarray(KERNEL), jax.numpy.asarray(BIAS))
+    pool, instruction = empty_pool(B, E), pool_instruction(w, ins)
+    for t in range(T):
+        x = pool_inputs(w, obs[:, t], act[:, t])
+        pool, pooled = pool_step(w, pool, x)
+        found = pooled_logit(pooled, x, instruction)
+        expected = [plain(obs[b], act[b], ins[b])[t] for b in range(B)]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def scorers(tiny: ModelConfig, params: Params) -> tuple[Scorer, Scorer]:
+    """Without the pooled head, and with it."""
+    without = {**params, "pooled_head": {"kernel": 0 * KERNEL, "bias": 0 * BIAS}}
+    return Scorer(tiny, without), Scorer(tiny, {**params, "pooled_head": {"kernel": KERNEL, "bias": BIAS}})
+
+
+def logit(risk: np.ndarray) -> np.ndarray:
+    return np.log(risk) - np.log1p(-risk)
+
+
+def test_scores_add_it_to_the_hazard_logit_alone(tiny: ModelConfig, scorers: tuple[Scorer, Scorer]) -> None:
+    assert tiny.embed_dim == E
+    table = (0.3 * RNG.normal(size=(50, E))).astype(np.float32)
+    items = [
+        Sequence(*RNG.integers(0, 50, size=(2, n)), int(RNG.integers(0, 50))) for n in (1, 3, CHUNK, 2 * CHUNK + 5, 4)
+    ] * 40
+    without, with_head = (dict(s.score(items, lambda rows: table[rows])) for s in scorers)
+    for position, item in enumerate(items):
+        added = logit(with_head[position][:, 0].astype(float)) - logit(without[position][:, 0].astype(float))
+        np.testing.assert_allclose(added, plain(table[item.obs], table[item.act], table[item.ins]), atol=2e-3)
+        np.testing.assert_array_equal(with_head[position][:, 1], without[position][:, 1])
+        assert np.abs(added).max() > 0.05
+    item = items[3]
+    state = scorers[1].start(table[item.ins])
+    for t, (o, a) in enumerate(zip(item.obs, item.act, strict=True)):
+        state, hazard, prefix = scorers[1].step(state, table[o], table[a])
+        np.testing.assert_allclose((hazard, prefix), with_head[3][t], atol=1e-6)
