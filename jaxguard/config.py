@@ -1,7 +1,8 @@
 """Experiment configuration: frozen dataclasses, one YAML file, dotted overrides.
 
 A config file names only what differs from the defaults below, which are the paper's where the paper
-gives a value. Unknown keys, wrong types and impossible values are errors that name the key.
+gives a value. ``recipe: paper`` (or ``recipe=paper``) switches off what goes beyond it, see :data:`RECIPES`.
+Unknown keys, wrong types and impossible values are errors that name the key.
 """
 
 from __future__ import annotations
@@ -162,6 +163,25 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
     "small": ModelConfig(),
     "paper": ModelConfig(embed_dim=2560, deter=512, stoch=32, classes=32, hidden=512, adapter_dim=128),
 }
+
+
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "best": {},
+    "paper": {
+        "stage1.schedule": "constant",
+        "stage1.input_dropout": 0.0,
+        "stage1.weight_decay": 0.0,
+        "stage2.schedule": "constant",
+        "stage2.input_dropout": 0.0,
+        "stage2.weight_decay": 0.0,
+        "stage2.train_core": False,
+        "stage2.positive_weight": 1.0,
+        "stage2.pooled": False,
+        "decision.max_lost": 0.0,
+    },
+}
+"""Settings by the name that stands for them: ``recipe: paper`` in a file overrides the file's own, ``recipe=paper``
+whatever came before it. ``best`` is the defaults, and what a file of ``configs/`` adds for its data."""
 
 
 def _require_regularisation(config: Any, section: str) -> None:
@@ -397,6 +417,12 @@ def _preset(name: object, key: str) -> ModelConfig:
     return MODEL_PRESETS[name]
 
 
+def _recipe(name: object) -> Mapping[str, Any]:
+    if not isinstance(name, str) or name not in RECIPES:
+        raise ConfigError(f"recipe: got {name!r}, expected one of {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
 def _name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
@@ -428,11 +454,16 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> Config:
+    values = dict(values)
+    settings: list[tuple[str, Any]] = [("recipe", values.pop("recipe"))] if "recipe" in values else []
     for setting in overrides:
         key, separator, raw = setting.partition("=")
         if not separator or not key:
             raise ConfigError(f"override {setting!r:.80}: expected key=value, e.g. stage1.steps=500")
-        _assign(values, key.split("."), _yaml(raw, f"override {setting!r:.80}"), key)
+        settings.append((key, _yaml(raw, f"override {setting!r:.80}")))
+    for key, value in settings:
+        for name, part in _recipe(value).items() if key == "recipe" else ((key, value),):
+            _assign(values, name.split("."), part, name)
     return typing.cast(Config, from_dict(values))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxguard.config import (
     MODEL_PRESETS,
+    RECIPES,
     SEED,
     Config,
     ConfigError,
@@ -205,3 +208,33 @@ def test_every_shipped_configuration_loads() -> None:
     assert files
     for file in files:
         assert load_config(file).name
+
+
+def test_the_paper_recipe_switches_off_what_goes_beyond_it(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("name: x\nstage1: {input_dropout: 0.1, steps: 7}\nstage2: {pooled: true, schedule: cosine}\n")
+    best, paper = load_config(file), load_config(file, ["recipe=paper"])
+    assert (best.stage2.pooled, best.decision.max_lost) == (True, 0.02)
+    assert paper == load_config(file, [f"{key}={json.dumps(value)}" for key, value in RECIPES["paper"].items()])
+    assert (paper.stage1.input_dropout, paper.stage2.schedule, paper.stage2.pooled) == (0.0, "constant", False)
+    assert (paper.stage1.steps, paper.name, paper.decision.max_lost) == (7, "x", 0.0)
+    later = load_config(file, ["recipe=paper", "stage2.pooled=true"])
+    assert later.stage2.pooled
+    assert load_config(file, ["stage2.pooled=true", "recipe=paper"]) == paper
+    file.write_text(f"recipe: paper\n{file.read_text()}")
+    assert load_config(file) == paper
+    assert load_config(None, ["recipe=best"]) == Config()
+    with pytest.raises(ConfigError, match=r"recipe: got 'bset', expected one of best, paper"):
+        load_config(None, ["recipe=bset"])
+
+
+def test_every_default_of_the_paper_recipe_is_a_default_or_switched_off() -> None:
+    """What the recipe names beyond the two that the paper does not have is as in a config without a file."""
+    differing = {key for key, value in RECIPES["paper"].items() if _at(Config(), key) != value}
+    assert differing == {"stage2.pooled", "decision.max_lost"}
+
+
+def _at(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
