@@ -29,9 +29,10 @@ From traces to verdicts:
   5. evaluate   held-out trajectories -> tables and an HTML report
   6. score      an archive of traces -> Parquet, one row per step
 """
+FORMAT = "format of the traces, one of those that `jaxguard formats` lists; recognised by itself if left out"
 OVERRIDES = (
-    "settings as dotted key=value pairs, applied after the config file, e.g. "
-    "stage1.steps=500 model=paper decision.alpha_hold=0.05"
+    "settings as dotted key=value pairs, applied after the config file, e.g. stage1.steps=500 "
+    "encoder.layer=6 recipe=paper; jaxguard/config.py lists them"
 )
 
 
@@ -78,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
         sub.set_defaults(function=function)
-        sub.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
+        sub.add_argument("-v", "--verbose", action="store_true", help="print what is being done to stderr")
         if config:
             sub.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings (see configs/)")
             sub.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
@@ -92,7 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub = command("convert", _convert, "turn traces of a known format into trajectories")
     sub.add_argument("path", type=Path, help="a trace file (.json, .jsonl, either also .gz) or a folder of them")
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for trajectories and rejects")
-    sub.add_argument("--format", metavar="NAME", help="format of the traces; recognised by itself if left out")
+    sub.add_argument("--format", metavar="NAME", help=FORMAT)
 
     sub = command("generate", _generate, "make seeded drift trajectories (data.drift.* settings)", config=True)
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the trajectories")
@@ -133,9 +134,11 @@ def make_parser() -> argparse.ArgumentParser:
 
     sub = command("evaluate", _evaluate, "score a held-out part of a run, print tables and write the report")
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
-    sub.add_argument("--part", default="test", help="part of the split (default: %(default)s)")
+    sub.add_argument("--part", default="test", help="train, validation, calibration or test (default: %(default)s)")
 
-    sub = command("diagnose", _diagnose, "look into a run's world model: what do its latents and its state carry?")
+    sub = command(
+        "diagnose", _diagnose, "show what a run's world model carries: latents, probes, gradients, loss curves"
+    )
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder that train wrote")
 
     sub = command("compare", _compare, "put evaluated runs side by side, with mean and range")
@@ -146,7 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--guard", type=Path, required=True, metavar="BUNDLE", help="guard bundle (RUN/guard)")
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store to reuse (default: DIR/features)")
-    sub.add_argument("--format", metavar="NAME", help="format of the traces; recognised by itself if left out")
+    sub.add_argument("--format", metavar="NAME", help=FORMAT)
     quiet(sub)
     return parser
 

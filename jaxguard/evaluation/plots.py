@@ -13,7 +13,7 @@ from jaxguard.evaluation.evaluate import GUARD, Evaluation, Section
 from jaxguard.evaluation.metrics import Table, roc_curve
 from jaxguard.evaluation.svg import COLORS, Canvas, Plot, plot, ticks
 from jaxguard.evaluation.timing import LeadTimes
-from jaxguard.evaluation.wording import clip, number
+from jaxguard.evaluation.wording import clip, number, risk
 from jaxguard.types import Decision
 
 HALF = (540.0, 320.0)
@@ -82,13 +82,17 @@ def roc(table: Table, section: Section) -> str:
         y = area.y(0.06 + 0.075 * row)
         c.line(area.x(0.58), y - 4, area.x(0.63), y - 4, color, 2.5)
         c.text(area.x(0.645), y, f"{name}, AUROC {number(metric.value)}", color=COLORS["ink"])
+    taken: list[tuple[float, float]] = []
     for name, metrics in section.rows.items():
         if name != GUARD and "fpr" in metrics and np.isfinite(metrics["sr"].value):
             x, y = area.x(metrics["fpr"].value), area.y(metrics["sr"].value)
             c.shape([(x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y)], COLORS["muted"], name)
             right = metrics["fpr"].value > 0.7
-            c.text(x + (-9 if right else 9), y + (17 if y < 30 else 4), clip(name, 24), size=11,
-                   anchor="end" if right else "start", halo=True)  # fmt: skip
+            at = y + (17 if y < 30 else 4)
+            while any(abs(x - other) < 90 and abs(at - height) < 12 for other, height in taken):
+                at -= 12  # labels of rules that do nearly the same must not overlap
+            taken.append((x, at))
+            c.text(x + (-9 if right else 9), at, clip(name, 24), size=11, anchor="end" if right else "start", halo=True)
     sr, fpr_here = ours["sr"], ours["fpr"]
     x, y = area.x(fpr_here.value), area.y(sr.value)
     if np.isfinite(fpr_here.low) and np.isfinite(sr.low):
@@ -302,7 +306,7 @@ def _threshold_labels(area: Plot, record: ScoredTrajectory, edge: float) -> None
         at = max(y + 4, previous + 14)  # labels of close thresholds must not overlap
         previous = at
         area.canvas.text(
-            edge + 8, at, f"{name.upper()} {number(value, digits=2)}", size=11, color=COLORS[f"{name}_text"], bold=True
+            edge + 8, at, f"{name.upper()} {risk(value)}", size=11, color=COLORS[f"{name}_text"], bold=True
         )
 
 

@@ -23,7 +23,7 @@ from jaxguard.evaluation.bootstrap import Interval
 from jaxguard.evaluation.evaluate import GUARD, Evaluation, Section
 from jaxguard.evaluation.metrics import tabulate
 from jaxguard.evaluation.table import COLUMNS, describe
-from jaxguard.evaluation.wording import arguments, clip, number, span, visible
+from jaxguard.evaluation.wording import arguments, clip, number, risk, span, visible
 from jaxguard.types import Decision, JaxguardError, Trajectory
 
 STORIES = {
@@ -140,9 +140,7 @@ def write_report(
          "calibration data.", plots.calibration_band(table, calibration, evaluation.level)),
     )  # fmt: skip
     subsets = [*evaluation.of_kind("all"), *evaluation.of_kind("source"), *evaluation.of_kind("risk_type")]
-    figures.append(
-        ("Subsets", "The guard on everything, by data set and by risk type.", plots.forest(subsets[:MOST_SUBSETS]))
-    )
+    figures.append(("Subsets", "The guard on everything, and on parts of it.", plots.forest(subsets[:MOST_SUBSETS])))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxguard.evaluation"),
         autoescape=True,
@@ -272,14 +270,14 @@ def _story(story: Story, trajectories: Mapping[str, Trajectory]) -> dict[str, An
     rows = []
     for t in shown:
         step = trajectory.steps[t]
-        risks = [number(float(getattr(record, name)[t]), digits=2) for name in ("hazard", "prefix", "ema", "win")]
+        risks = [risk(float(getattr(record, name)[t])) for name in ("hazard", "prefix", "ema", "win")]
         rows.append(
             {
                 "step": t,
                 "tool": clip(step.tool, 48),
                 "arguments": arguments(step.arguments, step.raw_arguments, 140),
                 "risks": risks,
-                "fused": number(float(record.fused[t]), digits=2),
+                "fused": risk(float(record.fused[t])),
                 "decision": Decision(int(record.decision[t])).name,
                 "hazard": t == record.first_hazard,
             }

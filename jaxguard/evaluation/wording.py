@@ -23,6 +23,13 @@ def number(value: float, metric: str = "", *, digits: int | None = None) -> str:
     return text.replace("-", "−") if float(text) else f"{0:.{places}f}"
 
 
+def risk(value: float) -> str:
+    """A risk or a threshold with two digits, and with more where two would hide that it is below 1."""
+    if not 0.995 <= value < 1:
+        return number(value, digits=2)
+    return ">0.9999" if value >= 0.99995 else number(value, digits=4)
+
+
 def span(interval: Interval, metric: str = "") -> str:
     """An interval as text, short enough for a column; empty where there is none."""
     if not (math.isfinite(interval.low) and math.isfinite(interval.high)):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from jaxguard.evaluation.bootstrap import Interval
-from jaxguard.evaluation.wording import arguments, clip, number, span, visible
+from jaxguard.evaluation.wording import arguments, clip, number, risk, span, visible
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,15 @@ from jaxguard.evaluation.wording import arguments, clip, number, span, visible
 )  # fmt: skip
 def test_number(value: float, metric: str, text: str) -> None:
     assert number(value, metric) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.00"), (0.9949, "0.99"), (0.996, "0.9960"), (0.99994, "0.9999"), (0.99996, ">0.9999"), (1.0, "1.00"),
+     (math.nan, "–")],
+)  # fmt: skip
+def test_risk_shows_that_it_is_below_one(value: float, text: str) -> None:
+    assert risk(value) == text
 
 
 def test_span() -> None:
