@@ -130,7 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--trajectories", type=Path, action="append", required=True, metavar="DIR",
                      help="converted trajectories with labels; may be given several times")  # fmt: skip
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store with their texts (default: the run's)")
-    sub.add_argument("overrides", nargs="*", metavar="decision.alpha_hold=value", help="another level than the run's")
+    sub.add_argument("--alpha", type=float, metavar="LEVEL", help="false-alert level (default: that of the run's HOLD)")
 
     sub = command("evaluate", _evaluate, "score a held-out part of a run, print tables and write the report")
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
@@ -271,7 +271,7 @@ def _transfer(arguments: argparse.Namespace) -> None:
     from jaxguard.run import transfer_run
 
     paths = [str(path) for path in arguments.trajectories]
-    _say(render_transfer(transfer_run(arguments.run, paths, arguments.overrides, store=arguments.store)))
+    _say(render_transfer(transfer_run(arguments.run, paths, alpha=arguments.alpha, store=arguments.store)))
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:

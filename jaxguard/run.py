@@ -212,14 +212,14 @@ def recalibrate(
 
 
 def transfer_run(
-    folder: Path, paths: Sequence[str], overrides: Sequence[str] = (), *, store: Path | None = None
+    folder: Path, paths: Sequence[str], *, alpha: float | None = None, store: Path | None = None
 ) -> Transfer:
     """Measures a run's guard on trajectories of another place (:mod:`jaxguard.evaluation.transfer`); writes nothing.
 
     Args:
         folder: A calibrated run.
         paths: Converted, labelled trajectories.
-        overrides: ``decision.alpha_hold=value`` instead of the run's level.
+        alpha: False-alert level in (0, 1); that of the run's HOLD by default.
         store: Feature store with their texts; the run's own by default.
 
     Raises:
@@ -250,8 +250,9 @@ def transfer_run(
 
     there = [t for t in load_trajectories(paths).values() if t.unsafe is not None]
     safe = [t for t in run.part("calibration") if t.unsafe is False]
-    alpha = _decision(guard.config, overrides).alpha_hold
-    own = guard.calibration.hold.value if alpha == guard.calibration.hold.alpha else 0.0
+    hold = guard.calibration.hold
+    alpha = hold.alpha if alpha is None else alpha
+    own = hold.value if alpha == hold.alpha else 0.0
     return transfer(place(safe, run.store), place(there, vectors), own, alpha, seed=run.config.evaluation.seed)
 
 

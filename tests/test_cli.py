@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("toy_size")
 
 COMMANDS = (
     *("formats", "convert", "generate", "embed", "train", "calibrate"),
-    *("recalibrate", "evaluate", "compare", "diagnose", "score"),
+    *("recalibrate", "transfer", "evaluate", "compare", "diagnose", "score"),
 )
 
 

@@ -15,9 +15,21 @@ from small_run import SmallRun, done, lines, native, refused
 
 from jaxguard.config import ConfigError, load_config
 from jaxguard.decision.conformal import needed
+from jaxguard.evaluation.transfer import render_transfer
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
-from jaxguard.run import PARTS, RunError, _floor, calibrate_run, evaluate_run, load_trajectories, open_run, train
+from jaxguard.ranking import auroc
+from jaxguard.run import (
+    PARTS,
+    RunError,
+    _floor,
+    calibrate_run,
+    evaluate_run,
+    load_trajectories,
+    open_run,
+    train,
+    transfer_run,
+)
 from jaxguard.traces.jsonl import read_trajectories, write_trajectories
 from jaxguard.types import Step, Trajectory
 
@@ -547,6 +559,39 @@ def test_recalibrating_with_too_few_or_without_a_calibrated_guard(small_run: Sma
     done(*small_run.train(tmp_path / "run", "stage1.steps=0", "stage2.steps=0"))
     assert "has no thresholds and no fusion" in refused(*call, tmp_path / "run" / "guard")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_transfer_measures_thresholds_in_another_place_and_writes_nothing(small_run: SmallRun, tmp_path: Path) -> None:
+    other, store = tmp_path / "other", shutil.copytree(small_run.store, tmp_path / "store")
+    done("generate", "--out", other, "data.drift.trajectories=60", "data.drift.seed=5")
+    done("embed", "--quiet", "--trajectories", other, "--store", store)
+    before = sorted(path.stat().st_mtime_ns for path in small_run.run.rglob("*"))
+    call = ("transfer", small_run.run, "--trajectories", other, "--store", store)
+    found = transfer_run(small_run.run, [str(other)], alpha=0.3, store=store)
+    said = done(*call, "--alpha", 0.3).out
+    assert said == render_transfer(found) + "\n"
+    assert sorted(path.stat().st_mtime_ns for path in small_run.run.rglob("*")) == before
+    scored = list(Guard.load(small_run.guard).score(load_trajectories([str(other)]).values()))
+    assert (found.safe, found.unsafe, found.alpha) == (30, 30, 0.3)
+    assert found.auroc == pytest.approx(
+        auroc([s.max_fused for s in scored], [bool(s.unsafe) for s in scored]), abs=0.01
+    )
+    calibration = Guard.load(small_run.guard).calibration
+    assert calibration is not None
+    limit = calibration.hold_at(0.3).value
+    own = np.mean([s.max_fused > limit for s in scored if not s.unsafe])
+    assert found.rows[0].fpr == pytest.approx(own, abs=0.04)
+    notes = {row.name: row.note for row in found.rows}
+    assert notes["50 local safe"] == "too few: 30 are safe"
+    assert "alpha: got 1.5, expected a level" in refused(*call, "--alpha", 1.5)
+
+
+def test_transfer_needs_thresholds_and_labels(small_run: SmallRun, tmp_path: Path) -> None:
+    done(*small_run.train(tmp_path / "run", "stage1.steps=0", "stage2.steps=0"))
+    assert "has no thresholds yet" in refused("transfer", tmp_path / "run", "--trajectories", small_run.data)
+    safe = tmp_path / "safe.jsonl"
+    write_trajectories((t for t in read_trajectories(small_run.data) if t.unsafe is False), safe)
+    assert "got 30 safe and 0 unsafe ones" in refused("transfer", small_run.run, "--trajectories", safe)
 
 
 def test_a_run_on_an_unseen_set_splits_it_for_calibration_and_test(small_run: SmallRun, tmp_path: Path) -> None:
