@@ -13,6 +13,8 @@ from jaxguard.evaluation.wording import number, visible
 from jaxguard.types import JaxguardError
 
 METRICS = {**COLUMNS, "timeliness": "Timely"}
+RIVALS = {"logistic (step)": "Step", "logistic (prefix)": "Prefix", "logistic (bag)": "Bag"}
+COMPARED = METRICS | RIVALS
 
 
 class CompareError(JaxguardError):
@@ -20,15 +22,16 @@ class CompareError(JaxguardError):
 
 
 def read_metrics(run: Path) -> dict[str, float]:
-    """The guard's metrics on all trajectories of an evaluated run; NaN where undefined.
+    """The guard's metrics on all trajectories of an evaluated run and its rivals' AUROC; NaN where undefined.
 
     Raises:
         CompareError: ``run`` was not evaluated, or its evaluation cannot be read.
     """
     path, again = run / "report" / "evaluation.json", f"run `jaxguard evaluate {run}`"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["sections"][0]["rows"][GUARD]
-        values = {name: found[name]["value"] for name in METRICS}
+        rows = json.loads(path.read_text(encoding="utf-8"))["sections"][0]["rows"]
+        values = {name: rows[GUARD][name]["value"] for name in METRICS}
+        values |= {name: rows[name]["auroc"]["value"] if name in rows else None for name in RIVALS}
     except FileNotFoundError:
         raise CompareError(
             f"run folder {run}: no report/evaluation.json there; run `jaxguard evaluate {run}`"
@@ -39,14 +42,17 @@ def read_metrics(run: Path) -> dict[str, float]:
 
 
 def render_comparison(runs: Sequence[Path]) -> str:
-    """A table with a row per run, then mean, lowest and highest of every metric over the runs that define it."""
+    """A table with a row per run, then mean, lowest and highest of every metric over the runs that define it.
+
+    The last columns are the AUROC of the learnt rivals (:mod:`jaxguard.baselines.logistic`).
+    """
     rows = [(visible(str(run)), read_metrics(run)) for run in runs]
     summary = []
     for name, pick in (("mean", lambda v: sum(v) / len(v)), ("lowest", min), ("highest", max)):
-        defined = {m: [values[m] for _, values in rows if math.isfinite(values[m])] for m in METRICS}
+        defined = {m: [values[m] for _, values in rows if math.isfinite(values[m])] for m in COMPARED}
         summary.append((name, {metric: pick(v) if v else math.nan for metric, v in defined.items()}))
     width = max(len(name) for name, _ in rows + summary) + 2
-    lines = [" " * width + "".join(f"{head:>9}" for head in METRICS.values())]
+    lines = [" " * width + "".join(f"{head:>9}" for head in COMPARED.values())]
     for name, values in rows + summary:
-        lines.append(f"{name:{width}}" + "".join(f"{number(values[metric], metric):>9}" for metric in METRICS))
+        lines.append(f"{name:{width}}" + "".join(f"{number(values[metric], metric):>9}" for metric in COMPARED))
     return "\n".join(lines) + "\n"

@@ -7,28 +7,35 @@ from pathlib import Path
 
 import pytest
 
-from jaxguard.evaluation.compare import METRICS, CompareError, read_metrics, render_comparison
+from jaxguard.evaluation.compare import COMPARED, METRICS, CompareError, read_metrics, render_comparison
 
 
 def run(folder: Path, **values: float | None) -> Path:
     rows = {name: {"value": values.get(name, 0.5), "low": None, "high": None} for name in METRICS}
     (folder / "report").mkdir(parents=True)
-    content = {"sections": [{"rows": {"jaxguard": rows}}, {"rows": {}}]}
+    rivals = {"logistic (bag)": {"auroc": {"value": values.get("bag", 0.6)}, "sr": {"value": 0.1}}}
+    content = {"sections": [{"rows": {"jaxguard": rows, **rivals}}, {"rows": {}}]}
     (folder / "report" / "evaluation.json").write_text(json.dumps(content))
     return folder
 
 
 def test_rows_mean_and_range(tmp_path: Path) -> None:
-    runs = [run(tmp_path / "a", f1=0.9, mas=None), run(tmp_path / "b", f1=0.7, mas=3.0), run(tmp_path / "c", f1=0.8)]
+    runs = [
+        run(tmp_path / "a", f1=0.9, mas=None, bag=0.8),
+        run(tmp_path / "b", f1=0.7, mas=3.0),
+        run(tmp_path / "c", f1=0.8),
+    ]
     lines = render_comparison(runs).splitlines()
     head = lines[0].split()
-    assert head == list(METRICS.values())
+    assert head == list(COMPARED.values())
 
     def cell(line: str, metric: str) -> str:
-        return line.split()[1 + list(METRICS).index(metric)]
+        return line.split()[1 + list(COMPARED).index(metric)]
 
     assert [cell(line, "f1") for line in lines[1:]] == ["0.900", "0.700", "0.800", "0.800", "0.700", "0.900"]
     assert [cell(line, "mas") for line in lines[1:]] == ["–", "3.00", "0.50", "1.75", "0.50", "3.00"]
+    assert [cell(line, "logistic (bag)") for line in lines[1:4]] == ["0.800", "0.600", "0.600"]
+    assert {cell(line, "logistic (step)") for line in lines[1:]} == {"–"}
     assert [line.split()[0] for line in lines[4:]] == ["mean", "lowest", "highest"]
     assert len({len(line) for line in lines}) == 1
 
