@@ -1,7 +1,7 @@
 """Experiment configuration: frozen dataclasses, one YAML file, dotted overrides.
 
 A config file names only what differs from the defaults below, which are the paper's where the paper
-gives a value. ``recipe: paper`` (or ``recipe=paper``) switches off what goes beyond it, see :data:`RECIPES`.
+gives a value. ``recipe: paper`` (or ``recipe=paper``) takes back what was added to it, see :data:`RECIPES`.
 Unknown keys, wrong types and impossible values are errors that name the key.
 """
 
@@ -166,7 +166,6 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
 
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
-    "best": {},
     "paper": {
         "stage1.schedule": "constant",
         "stage1.input_dropout": 0.0,
@@ -177,11 +176,12 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "stage2.train_core": False,
         "stage2.positive_weight": 1.0,
         "stage2.pooled": False,
+        "train.balance": False,
         "decision.max_lost": 0.0,
     },
 }
 """Settings by the name that stands for them: ``recipe: paper`` in a file overrides the file's own, ``recipe=paper``
-whatever came before it. ``best`` is the defaults, and what a file of ``configs/`` adds for its data."""
+whatever came before it. ``paper`` takes back what was added to the paper's training and thresholds."""
 
 
 def _require_regularisation(config: Any, section: str) -> None:
@@ -454,7 +454,6 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> Config:
-    values = dict(values)
     settings: list[tuple[str, Any]] = [("recipe", values.pop("recipe"))] if "recipe" in values else []
     for setting in overrides:
         key, separator, raw = setting.partition("=")

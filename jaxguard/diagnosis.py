@@ -83,7 +83,8 @@ def diagnose_run(folder: Path) -> tuple[Diagnosis, Path]:
     config, model, part = run.config, run.config.model, run.part("validation")
     if not any(t.steps for t in part):
         raise DiagnosisError(f"run folder {folder}: its validation part has no steps, expected some to look at")
-    parameters = {STAGE_1: stage1_params(folder, config), FINAL: Guard.load(folder / "guard").params}
+    guard = Guard.load(folder / "guard")
+    parameters = {STAGE_1: stage1_params(folder, config), FINAL: guard.params}
     episodes = run.episodes("validation")
     by_id = {t.id: t for t in part}
     trajectories = [by_id[i] for i in episodes.ids]
@@ -110,6 +111,7 @@ def diagnose_run(folder: Path) -> tuple[Diagnosis, Path]:
             "groups": len(set(groups)),
             "probes are fitted on": f"{half.sum():,} trajectories",
             "cut to the training limit": episodes.cut,
+            "share of the recurrent hazard head": 1 - guard.provenance.get("pooled_share", 0.0),
             "latents": f"{model.stoch} categoricals of {model.classes} classes",
             "jaxguard": jaxguard.__version__,
         },

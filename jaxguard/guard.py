@@ -278,7 +278,7 @@ def _description(folder: Path) -> dict[str, Any]:
     if type(found) is not int or found != BUNDLE_VERSION:
         raise GuardError(
             f"guard bundle {folder}: version is {found!r:.40}, this jaxguard reads version {BUNDLE_VERSION}; delete it "
-            "and make it anew (`jaxguard train` goes on from its checkpoints)"
+            "and make it anew (`jaxguard train`, with --fresh where its checkpoints are as old)"
         )
     if missing := {"config", "encoder", "weights", "calibration", "provenance"} - description.keys():
         raise GuardError(f"guard bundle {folder}: guard.json lacks {', '.join(sorted(missing))}")

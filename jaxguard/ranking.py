@@ -1,4 +1,4 @@
-"""How well a score ranks: the one measure that training, fusion and evaluation share (NumPy only)."""
+"""How well a score ranks: what training, fusion and probes choose by."""
 
 from __future__ import annotations
 

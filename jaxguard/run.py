@@ -244,15 +244,21 @@ def transfer_run(
         return Place(
             trajectory_max(evidence(hazard, prefix, lengths, fusion).fused, lengths),
             np.array([bool(t.unsafe) for t in trajectories]),
-            [t.group for t in trajectories],
+            [t.group or t.id for t in trajectories],
             features,
         )
 
     there = [t for t in load_trajectories(paths).values() if t.unsafe is not None]
+    known = {i for name in PARTS[:3] for i in run.splits[name]}
+    if shared := [t.id for t in there if t.id in known]:
+        raise RunError(
+            f"trajectories: {len(shared)} of them trained or calibrated this guard (e.g. {shared[0]!r}), expected "
+            "others"
+        )
     safe = [t for t in run.part("calibration") if t.unsafe is False]
     hold = guard.calibration.hold
     alpha = hold.alpha if alpha is None else alpha
-    own = hold.value if alpha == hold.alpha else 0.0
+    own = hold.value if alpha == hold.alpha and hold.raised_from is not None else None
     return transfer(place(safe, run.store), place(there, vectors), own, alpha, seed=run.config.evaluation.seed)
 
 

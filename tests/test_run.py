@@ -114,7 +114,7 @@ def test_evaluation_compares_with_simple_guards(small_run: SmallRun) -> None:
     rows = result["sections"][0]["rows"]
     assert list(rows) == [
         "jaxguard", "always alert", "number of steps", "unknown tool", "CamelCase tool", "two calls or more",
-        "logistic (bag)", "logistic (step)", "logistic (prefix)",
+        "logistic (bag)", "logistic (step)", "logistic (pooled)",
     ]  # fmt: skip
     assert rows["two calls or more"]["fpr"]["value"] == 1.0
     assert rows["CamelCase tool"]["fpr"]["value"] == 0.0

@@ -2,7 +2,7 @@
 
 ``step``: each step alone, ``[observation, action, instruction]``, trained on step labels; the trajectory
 score is the maximum. It has no memory, so what it reaches is what the current step gives away.
-``prefix``: the same with everything that the run has shown so far, in any order: the features of the guard's own pooled
+``pooled``: the same with everything that the run has shown so far, in any order: the features of the guard's own pooled
 head, and what a guard without a world model could do.
 ``bag``: mean and maximum over the steps of the whole trajectory, trained on trajectory labels; it sees
 everything except the order, and, unlike a guard, also the steps after the hazard (not the last call's result).
@@ -34,7 +34,7 @@ def step_features(episodes: Episodes, index: int) -> np.ndarray:
     return np.concatenate([table[observations[:-1]], table[actions], own], axis=1)
 
 
-STEPWISE: dict[str, Features] = {"step": step_features, "prefix": pooled_features}
+STEPWISE: dict[str, Features] = {"step": step_features, "pooled": pooled_features}
 
 
 def bag_features(episodes: Episodes, index: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from jaxguard.evaluation.wording import number, visible
 from jaxguard.types import JaxguardError
 
 METRICS = {**COLUMNS, "timeliness": "Timely"}
-RIVALS = {"logistic (step)": "Step", "logistic (prefix)": "Prefix", "logistic (bag)": "Bag"}
+RIVALS = {"logistic (step)": "Step", "logistic (pooled)": "Pooled", "logistic (bag)": "Bag"}
 COMPARED = METRICS | RIVALS
 
 

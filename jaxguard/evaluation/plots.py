@@ -90,7 +90,7 @@ def roc(table: Table, section: Section) -> str:
             right = metrics["fpr"].value > 0.7
             at = y + (17 if y < 30 else 4)
             while any(abs(x - other) < 90 and abs(at - height) < 12 for other, height in taken):
-                at -= 12  # labels of rules that do nearly the same must not overlap
+                at += 12 if y < 60 else -12  # labels of rules that do nearly the same must not overlap
             taken.append((x, at))
             c.text(x + (-9 if right else 9), at, clip(name, 24), size=11, anchor="end" if right else "start", halo=True)
     sr, fpr_here = ours["sr"], ours["fpr"]

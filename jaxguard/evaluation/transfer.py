@@ -1,10 +1,14 @@
 """How a calibrated guard does on trajectories of another place, and what a few safe ones from there change.
 
-Four ways to a threshold are compared on the same trajectory maxima: the guard's own; *weighted* conformal thresholds
-(Tibshirani et al., "Conformal prediction under covariate shift", 2019), in which a density ratio makes the calibration
-trajectories stand for the new place without any label from there; and conformal thresholds of 25, 50 and 100 local safe
-trajectories, drawn by group, many times over. The ratio comes from a classifier that tells the two places apart. Where
-it does so too well, a trajectory outweighs all of the calibration set and has no weighted threshold; it is then held.
+Ways to a HOLD threshold are compared on the same trajectory maxima: the guard's own, for all groups; *weighted*
+conformal thresholds (Tibshirani et al., "Conformal prediction under covariate shift", 2019), in which a density ratio
+makes the calibration trajectories stand for the new place without any label from there; and conformal thresholds of 25,
+50 and 100 local safe trajectories, drawn by group, many times over. BLOCK, thresholds of groups and the paper's rule
+are left out.
+
+The ratio comes from a classifier that tells the two places apart. Where it does so too well, a trajectory outweighs all
+of the calibration set and has no weighted threshold; it is then held. The classifier cannot know which trajectories of
+the new place are safe, so weighted thresholds keep the level only as far as unsafe ones are few or look alike.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ class Place:
 class Row:
     """One way to a threshold: rates at it, as a mean over draws and their central 90 % where there are several.
 
-    ``band`` is the exact 95 % band of the true false-alert level, ``None`` where nothing is guaranteed.
+    ``band`` is the 95 % band of the true false-alert level, exact for exchangeable trajectories (those of one group are
+    not quite), ``None`` where nothing is guaranteed.
     """
 
     name: str
@@ -85,13 +90,15 @@ class Transfer:
     rows: list[Row] = field(default_factory=list)
 
 
-def transfer(calibration: Place, there: Place, own: float, alpha: float, *, seed: int, draws: int = 50) -> Transfer:
+def transfer(
+    calibration: Place, there: Place, own: float | None, alpha: float, *, seed: int, draws: int = 50
+) -> Transfer:
     """Measures a guard in another place.
 
     Args:
         calibration: Safe calibration trajectories of the guard.
         there: Labelled trajectories of the other place.
-        own: The guard's HOLD threshold, raised or not.
+        own: What the guard's HOLD threshold was raised to, if it was.
         alpha: Nominal false-alert level of all thresholds.
         seed: Of draws and orders.
         draws: Draws of local trajectories, and orders of the stream.
@@ -104,8 +111,8 @@ def transfer(calibration: Place, there: Place, own: float, alpha: float, *, seed
         raise TransferError(f"trajectories: got {safe} safe and {unsafe} unsafe ones, expected some of each")
     rng = np.random.default_rng(seed)
     conformal = conformal_threshold(calibration.maxima, alpha)
-    rows = [_row("own threshold", there.maxima > conformal.value, there.unsafe)]
-    if own > conformal.value:
+    rows = [_row("own", there.maxima > conformal.value, there.unsafe)]
+    if own is not None:
         rows.append(_row("own, raised", there.maxima > own, there.unsafe))
     ratios = density_ratio(calibration.features, there.features, seed)
     limits = weighted_thresholds(calibration.maxima, *ratios, alpha)
@@ -172,12 +179,12 @@ def _local(there: Place, n: int, alpha: float, draws: int, rng: np.random.Genera
     groups, number_of = np.unique(np.asarray(there.groups, dtype=object).astype(str), return_inverse=True)
     found = []
     for _ in range(draws):
-        place = rng.permutation(len(groups))[number_of]  # groups in random order
-        order = np.argsort(place, kind="stable")
+        turn = rng.permutation(len(groups))[number_of]  # groups in random order
+        order = np.argsort(turn, kind="stable")
         safe = order[~there.unsafe[order]]
         if len(safe) <= n:
             return Row(name, math.nan, math.nan, math.nan, note=f"too few: {len(safe)} are safe")
-        rest = place > place[safe[n - 1]]
+        rest = turn > turn[safe[n - 1]]
         if not (rest & ~there.unsafe).any() or not (rest & there.unsafe).any():
             continue
         threshold = conformal_threshold(there.maxima[safe[:n]], alpha).value
@@ -205,7 +212,7 @@ def render_transfer(found: Transfer) -> str:
     alarm = f"after {found.alarm:.0f} safe trajectories" if math.isfinite(found.alarm) else "none"
     lines = [
         f"{found.safe:,} safe and {found.unsafe:,} unsafe trajectories, AUROC {number(found.auroc)}.",
-        f"Alarm that the safe ones do not look like the calibration set: {alarm} (median over orders).",
+        f"Alarm that safe ones do not look like the calibration set: {alarm} (median).",
         f"Thresholds at alpha {found.alpha:g}:",
         "",
         f"{'threshold':16}{'FPR':>8}{'5-95 % of draws':>18}{'exact band':>14}{'SR':>8}{'F1':>8}",

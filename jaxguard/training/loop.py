@@ -165,6 +165,7 @@ def train_stage(
     if stage == 2:
         require_supervision(train)
     relevant = to_dict(config)
+    del relevant["stage2"]["pooled"]  # fitted after the stage
     identity = {
         "stage": stage,
         "config": {k: relevant[k] for k in ("model", f"stage{stage}", "train")},

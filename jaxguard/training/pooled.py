@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logit
 from sklearn.linear_model import LogisticRegression
 
 from jaxguard.config import ModelConfig
@@ -50,11 +50,10 @@ class Linear(NamedTuple):
 
 
 class PooledFit(NamedTuple):
-    """What :func:`fit_pooled` did: the share of the pooled head, and the validation AUROC that each share has."""
+    """The parameters with the pooled head, and its share."""
 
     params: Params
     share: float
-    auroc: dict[float, float]
 
 
 def logistic(features: np.ndarray, labels: np.ndarray) -> Linear | None:
@@ -67,9 +66,10 @@ def logistic(features: np.ndarray, labels: np.ndarray) -> Linear | None:
     if len(np.unique(labels)) < 2:
         return None
     mean = features.mean(axis=0, dtype=np.float64)
-    scale = features.std(axis=0, dtype=np.float64)
-    scale[scale < 1e-12] = 1.0
     features -= mean.astype(features.dtype)
+    scale = np.sqrt(np.einsum("nf,nf->f", features, features, dtype=np.float64) / len(features))
+    # A constant feature varies by rounding alone, which must not be scaled up.
+    scale[scale <= 1e-5 * np.abs(mean) + 1e-12] = 1.0
     features /= scale.astype(features.dtype)
     fitted = LogisticRegression(C=REGULARISATION, max_iter=500, class_weight="balanced").fit(features, labels)
     kernel = fitted.coef_[0].astype(np.float64) / scale
@@ -90,6 +90,8 @@ def pooled_features(episodes: Episodes, index: int) -> np.ndarray:
 def fit_steps(train: Episodes, features: Features = pooled_features, seed: int = 0) -> Linear | None:
     """The regression of "this step is the hazard" on features, over the steps that stage 2 learns from.
 
+    Every step counts alike, whatever ``train.balance`` says.
+
     Args:
         train: Trajectories to fit on.
         features: ``(episodes, index) -> [T, F]`` of a trajectory's steps.
@@ -100,15 +102,22 @@ def fit_steps(train: Episodes, features: Features = pooled_features, seed: int =
     """
     supervised = np.flatnonzero(train.hazard_step != -2)
     ends = [len(train.rows[i][1]) if (h := train.hazard_step[i]) < 0 else int(h) + 1 for i in supervised]
+    hazards = [np.arange(end) == train.hazard_step[i] for i, end in zip(supervised, ends, strict=True)]
     most = LARGEST_BYTES // (4 * PARTS * train.table.shape[1])
     rng = np.random.default_rng(seed)
-    rows, labels = [], []
-    for index, end in zip(supervised.tolist(), ends, strict=True):
-        hazard = np.arange(end) == train.hazard_step[index]
-        kept = hazard | (rng.random(end) < most / sum(ends))
-        rows.append(features(train, index)[:end][kept])
-        labels.append(hazard[kept])
-    return logistic(np.concatenate(rows), np.concatenate(labels)) if rows else None
+    share = most / max(sum(ends), 1)
+    kept = [hazard | (rng.random(len(hazard)) < share) for hazard in hazards]
+    if not kept:
+        return None
+    labels = np.concatenate([hazard[k] for hazard, k in zip(hazards, kept, strict=True)])
+    table, at = np.empty((0, 0), np.float32), 0
+    for index, k in zip(supervised.tolist(), kept, strict=True):
+        own = features(train, index)[: len(k)][k]
+        if not at:
+            table = np.empty((len(labels), own.shape[1]), np.float32)  # filled in place: a copy may not fit
+        table[at : at + len(own)] = own
+        at += len(own)
+    return logistic(table, labels)
 
 
 def fit_pooled(
@@ -120,18 +129,17 @@ def fit_pooled(
         model: Sizes.
         params: After stage 2, with a pooled head of zeros.
         train: Trajectories to fit on.
-        validation: Trajectories to choose the share on; without safe and unsafe ones the share is 0.
+        validation: Trajectories to choose the share on; without some labelled safe and some unsafe the share is 0.
         seed: Draws the steps that are left out where there are too many.
     """
-    nothing = PooledFit(params, 0.0, {})
-    labels = None if validation is None else np.array([float(bool(u)) for u in validation.unsafe])
-    if validation is None or labels is None or len(np.unique(labels)) < 2:
+    nothing = PooledFit(params, 0.0)
+    judged = [i for i, unsafe in enumerate(validation.unsafe) if unsafe is not None] if validation else []
+    labels = np.array([bool(validation.unsafe[i]) for i in judged]) if validation else np.empty(0)
+    if validation is None or len(np.unique(labels)) < 2 or (linear := fit_steps(train, seed=seed)) is None:
         return nothing
-    linear = fit_steps(train, seed=seed)
-    if linear is None:
-        return nothing
-    pooled = [linear(pooled_features(validation, i)) for i in range(len(validation))]
-    recurrent = _recurrent(model, params, validation)
+    pooled = [linear(pooled_features(validation, i)) for i in judged]
+    every = _recurrent(model, params, validation)
+    recurrent = [every[i] for i in judged]
     found = {
         share: auroc(
             np.array([((1 - share) * a + share * b).max() for a, b in zip(recurrent, pooled, strict=True)]), labels
@@ -141,19 +149,26 @@ def fit_pooled(
     best = max(found.values())
     share = min(share for share, value in found.items() if value >= best - TOLERANCE)
     logger.info("pooled head: share %g, validation AUROC by share %s", share, found)
-    out = params["hazard_head"]["out"]
-    hazard_head = params["hazard_head"] | {"out": {name: leaf * (1 - share) for name, leaf in out.items()}}
+    if share == 0.0:
+        return nothing  # what was trained stays, byte for byte
     pooled_head = {
         "kernel": (share * linear.kernel[:, None]).astype(np.float32),
         "bias": np.array([share * linear.bias], np.float32),
     }
-    return PooledFit({**params, "hazard_head": hazard_head, "pooled_head": pooled_head}, share, found)
+    return PooledFit({**_scaled(params, 1 - share), "pooled_head": pooled_head}, share)
+
+
+def _scaled(params: Params, factor: float) -> Params:
+    """The parameters with the recurrent hazard logit multiplied by a factor."""
+    out = {name: leaf * factor for name, leaf in params["hazard_head"]["out"].items()}
+    return {**params, "hazard_head": {**params["hazard_head"], "out": out}}
 
 
 def _recurrent(model: ModelConfig, params: Params, episodes: Episodes) -> list[np.ndarray]:
     """Hazard logits of the recurrent heads, ``[T]`` each."""
-    scorer = Scorer(model, params)
+    # Scores are risks, in which large logits are equal; a sixteenth of them are not, and scaling by it is exact.
+    scorer = Scorer(model, _scaled(params, 1 / 16))
     sequences = (Sequence(observations[:-1], actions, ins) for observations, actions, ins in episodes.rows)
     risks = dict(scorer.score(sequences, lambda rows: episodes.table[rows]))
     hazard = [risks[i][:, 0].astype(np.float64) for i in range(len(episodes))]
-    return [np.log(np.maximum(risk, 1e-30)) - np.log1p(-np.minimum(risk, 1 - 1e-7)) for risk in hazard]
+    return [16 * logit(risk) for risk in hazard]

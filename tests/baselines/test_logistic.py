@@ -79,13 +79,13 @@ def test_step_scorer_has_no_memory() -> None:
         np.testing.assert_allclose(other.steps[3][[0, 2, 3]], base.steps[3][[0, 2, 3]], rtol=1e-6)
 
 
-def test_prefix_scorer_remembers_what_came_before_in_any_order_and_nothing_after() -> None:
-    base = step_scores(TRAIN, TEST, "prefix")
+def test_pooled_scorer_remembers_what_came_before_in_any_order_and_nothing_after() -> None:
+    base = step_scores(TRAIN, TEST, "pooled")
     assert base is not None
     assert [int(np.argmax(s)) for s in base.steps[1::2]] == [2] * 10
-    swapped = step_scores(TRAIN, with_rows(TEST, 4, (1, 0, 2, 3, 4), (1, 0, 2, 3)), "prefix")
-    replaced = step_scores(TRAIN, with_rows(TEST, 4, (3, 1, 2, 3, 4), (0, 1, 2, 3)), "prefix")
-    later = step_scores(TRAIN, with_rows(TEST, 4, (0, 1, 2, 0, 4), (0, 1, 2, 0)), "prefix")
+    swapped = step_scores(TRAIN, with_rows(TEST, 4, (1, 0, 2, 3, 4), (1, 0, 2, 3)), "pooled")
+    replaced = step_scores(TRAIN, with_rows(TEST, 4, (3, 1, 2, 3, 4), (0, 1, 2, 3)), "pooled")
+    later = step_scores(TRAIN, with_rows(TEST, 4, (0, 1, 2, 0, 4), (0, 1, 2, 0)), "pooled")
     assert swapped is not None
     assert replaced is not None
     assert later is not None
