@@ -32,7 +32,7 @@ from jaxguard.evaluation.diagnose import (
     read_curves,
     states,
 )
-from jaxguard.evaluation.diagnosis_page import write_page
+from jaxguard.evaluation.diagnosis_page import write_diagnosis
 from jaxguard.guard import Guard
 from jaxguard.ranking import auroc
 from jaxguard.run import open_run
@@ -83,7 +83,7 @@ def diagnose_run(folder: Path) -> tuple[Diagnosis, Path]:
     config, model, part = run.config, run.config.model, run.part("validation")
     if not any(t.steps for t in part):
         raise DiagnosisError(f"run folder {folder}: its validation part has no steps, expected some to look at")
-    guard = Guard.load(folder / "guard")
+    guard = Guard.load(folder / "guard", run.encoder)
     parameters = {STAGE_1: stage1_params(folder, config), FINAL: guard.params}
     episodes = run.episodes("validation")
     by_id = {t.id: t for t in part}
@@ -125,7 +125,7 @@ def diagnose_run(folder: Path) -> tuple[Diagnosis, Path]:
     report = folder / "report"
     report.mkdir(exist_ok=True)
     (report / "diagnosis.json").write_text(diagnosis.to_json(), encoding="utf-8")
-    return diagnosis, write_page(report / "diagnosis.html", diagnosis)
+    return diagnosis, write_diagnosis(report / "diagnosis.html", diagnosis)
 
 
 def stage1_params(folder: Path, config: Config) -> Params:

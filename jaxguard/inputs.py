@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxguard.config import Config, ConfigError, dump_config, load_config
-from jaxguard.features.encoder import load_encoder
+from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.store import FeatureStore
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.splits import load_splits, make_splits, save_splits, transfer_splits
@@ -45,6 +45,7 @@ class Run:
     config: Config
     trajectories: Mapping[str, Trajectory]
     splits: Mapping[str, Sequence[str]]
+    encoder: Encoder
     store: FeatureStore
     digests: Mapping[str, str]
 
@@ -124,13 +125,14 @@ def prepare(folder: Path, config: Config | None = None, *, fresh: bool = False) 
     unseen = {t.id: t for path in config.data.unseen for t in by_path[path]}
     if config.data.unseen and not unseen:
         raise RunError(f"data.unseen: no trajectory in {', '.join(config.data.unseen)}")
-    store = _store(config)
+    encoder = load_encoder(config.encoder)
+    store = _store(config, encoder)
     splits = _splits(config, trajectories, unseen, None if fresh else folder / SPLITS_FILE)
     digests = {SPLITS_FILE: _digest(splits)} | {
         path: _digest([(t.id, len(t), t.unsafe, t.first_hazard, t.timing) for t in found])
         for path, found in by_path.items()
     }
-    return Run(folder, config, trajectories, splits, store, digests)
+    return Run(folder, config, trajectories, splits, encoder, store, digests)
 
 
 def establish(run: Run) -> None:
@@ -222,10 +224,9 @@ def delete_run(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _store(config: Config) -> FeatureStore:
+def _store(config: Config, encoder: Encoder) -> FeatureStore:
     if not config.data.store:
         raise RunError("data.store: got no path, expected the feature store that `jaxguard embed` wrote")
-    encoder = load_encoder(config.encoder)
     if config.model.embed_dim != encoder.dim:
         raise RunError(
             f"model.embed_dim: got {config.model.embed_dim}, expected {encoder.dim}, the values per text of "

@@ -28,7 +28,6 @@ from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate
 from jaxguard.evaluation.report import write_report
 from jaxguard.evaluation.timing import shared_beginnings
 from jaxguard.evaluation.transfer import Place, Transfer, transfer
-from jaxguard.features.encoder import load_encoder
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import trajectory_texts
 from jaxguard.guard import Guard
@@ -77,7 +76,7 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
     if replaced:
         delete_run(folder)
     establish(run)
-    encoder = load_encoder(config.encoder)
+    encoder = run.encoder
     # Before training, after which a bundle that cannot be read would stop the new one from being written.
     earlier = Guard.load(folder / "guard", encoder) if (folder / "guard").exists() else None
     params = init_params(config.model, config.train.seed)
@@ -119,7 +118,7 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
 
 def _trained(run: Run) -> Guard:
     """The guard of a run, which must have been trained on the split and the labels that are there now."""
-    guard = Guard.load(run.folder / "guard")
+    guard = Guard.load(run.folder / "guard", run.encoder)
     require_trained_on(run, guard.provenance)
     return guard
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 
 from jaxguard.evaluation.diagnose import MODULES, SOURCES, Diagnosis
+from jaxguard.evaluation.pages import write_page
 from jaxguard.evaluation.svg import COLORS, Plot, plot, ticks
 from jaxguard.evaluation.wording import clip, number, visible
 
@@ -51,16 +51,11 @@ class Section:
     figures: Sequence[tuple[str, str, Markup]] = field(default_factory=tuple)
 
 
-def write_page(path: Path, diagnosis: Diagnosis) -> Path:
+def write_diagnosis(path: Path, diagnosis: Diagnosis) -> Path:
     """Writes the page and returns its path; the folder must exist."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("jaxguard.evaluation"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("diagnosis.html.j2").render(
+    return write_page(
+        path,
+        "diagnosis.html.j2",
         title=visible(diagnosis.title),
         lead=_lead(diagnosis),
         cards=_cards(diagnosis),
@@ -68,8 +63,6 @@ def write_page(path: Path, diagnosis: Diagnosis) -> Path:
         facts=[(name, clip(f"{value:,}" if isinstance(value, int) else str(value), 200))
                for name, value in diagnosis.facts.items()],
     )  # fmt: skip
-    path.write_text(page, encoding="utf-8")
-    return path
 
 
 def line_chart(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 
@@ -22,6 +21,7 @@ from jaxguard.evaluation import plots
 from jaxguard.evaluation.bootstrap import Interval
 from jaxguard.evaluation.evaluate import GUARD, Evaluation, Section
 from jaxguard.evaluation.metrics import tabulate
+from jaxguard.evaluation.pages import write_page
 from jaxguard.evaluation.table import COLUMNS, describe
 from jaxguard.evaluation.wording import arguments, clip, number, risk, span, visible
 from jaxguard.types import Decision, JaxguardError, Trajectory
@@ -141,14 +141,11 @@ def write_report(
     )  # fmt: skip
     subsets = [*evaluation.of_kind("all"), *evaluation.of_kind("source"), *evaluation.of_kind("risk_type")]
     figures.append(("Subsets", "The guard on everything, and on parts of it.", plots.forest(subsets[:MOST_SUBSETS])))
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("jaxguard.evaluation"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("report.html.j2").render(
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return write_page(
+        target,
+        "report.html.j2",
         title=visible(title),
         cards=_cards(evaluation),
         lead=_lead(evaluation),
@@ -163,10 +160,6 @@ def write_report(
         intervals=f"{evaluation.level:.0%} intervals from {evaluation.resamples:,} cluster-bootstrap resamples "
         f"(whole groups, seed {evaluation.seed}); a dash where a metric is undefined",
     )
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page, encoding="utf-8")
-    return target
 
 
 def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:

@@ -38,7 +38,7 @@ from jaxguard.evaluation.diagnose import (
     read_curves,
     states,
 )
-from jaxguard.evaluation.diagnosis_page import Line, line_chart, write_page
+from jaxguard.evaluation.diagnosis_page import Line, line_chart, write_diagnosis
 from jaxguard.guard import Guard
 from jaxguard.run import Run, all_risks, open_run
 from jaxguard.traces.drift import generate
@@ -283,7 +283,7 @@ def test_the_page_has_every_section_and_no_script(diagnosed: Diagnosed) -> None:
 
 def test_the_page_escapes_names(diagnosed: Diagnosed, tmp_path: Path) -> None:
     named = dataclasses.replace(diagnosed.result, title="<script>alert(1)</script>")
-    page = write_page(tmp_path / "page.html", named).read_text(encoding="utf-8")
+    page = write_diagnosis(tmp_path / "page.html", named).read_text(encoding="utf-8")
     assert "<script" not in page
     assert "&lt;script&gt;" in page
 
