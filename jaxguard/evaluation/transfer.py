@@ -3,8 +3,9 @@
 Ways to a HOLD threshold are compared on the same trajectory maxima: the guard's own, for all groups; *weighted*
 conformal thresholds (Tibshirani et al., "Conformal prediction under covariate shift", 2019), in which a density ratio
 makes the calibration trajectories stand for the new place without any label from there; and conformal thresholds of 25,
-50 and 100 local safe trajectories, drawn by group, many times over. BLOCK, thresholds of groups and the paper's rule
-are left out.
+50 and 100 local safe trajectories, drawn many times over: at random, as one who samples all that goes on there, and
+group by group, as one who knows a few tasks and will meet others. BLOCK, thresholds of groups and the paper's rule are
+left out.
 
 The ratio comes from a classifier that tells the two places apart. Where it does so too well, a trajectory outweighs all
 of the calibration set and has no weighted threshold; it is then held. The classifier cannot know which trajectories of
@@ -56,8 +57,8 @@ class Place:
 class Row:
     """One way to a threshold: rates at it, as a mean over draws and their central 90 % where there are several.
 
-    ``band`` is the 95 % band of the true false-alert level, exact for exchangeable trajectories (those of one group are
-    not quite), ``None`` where nothing is guaranteed.
+    ``band`` is the exact 95 % band of the true false-alert level, ``None`` where nothing is guaranteed: trajectories of
+    a few groups are not exchangeable with those of others.
     """
 
     name: str
@@ -119,7 +120,7 @@ def transfer(
     outweighs = np.isinf(limits)
     note = f"{outweighs.mean():.0%} have no threshold" if outweighs.any() else ""
     rows.append(_row("weighted", (there.maxima > limits) | outweighs, there.unsafe, note))
-    rows += [_local(there, n, alpha, draws, rng) for n in LOCAL]
+    rows += [_local(there, n, alpha, draws, rng, by_group) for by_group in (False, True) for n in LOCAL]
     alarms = [_alarm(calibration.maxima, rng.permutation(there.maxima[~there.unsafe]), i) for i in range(draws)]
     return Transfer(auroc(there.maxima, there.unsafe), safe, unsafe, alpha, float(np.median(alarms)), rows)
 
@@ -172,11 +173,12 @@ def weighted_thresholds(maxima: Floats, weights: Floats, own: Floats, alpha: flo
     return np.where(at < len(maxima), maxima[order][np.minimum(at, len(maxima) - 1)], math.inf)
 
 
-def _local(there: Place, n: int, alpha: float, draws: int, rng: np.random.Generator) -> Row:
-    name = f"{n} local safe"
+def _local(there: Place, n: int, alpha: float, draws: int, rng: np.random.Generator, by_group: bool) -> Row:
+    name = f"{n} of few groups" if by_group else f"{n} local safe"
     if n < needed(alpha):
         return Row(name, math.nan, math.nan, math.nan, note=f"too few: {needed(alpha)} needed")
-    groups, number_of = np.unique(np.asarray(there.groups, dtype=object).astype(str), return_inverse=True)
+    keys = there.groups if by_group else [str(i) for i in range(len(there.maxima))]
+    groups, number_of = np.unique(np.asarray(keys, dtype=object).astype(str), return_inverse=True)
     found = []
     for _ in range(draws):
         turn = rng.permutation(len(groups))[number_of]  # groups in random order
@@ -195,7 +197,8 @@ def _local(there: Place, n: int, alpha: float, draws: int, rng: np.random.Genera
     low, high = np.percentile(values[:, 0], [5, 95])
     band = false_alert_band(n, rank(n, alpha))
     fpr, sr, f1 = values.mean(axis=0).tolist()
-    return Row(name, fpr, sr, f1, fpr_range=(float(low), float(high)), band=(band.low, band.high))
+    exact = None if by_group else (band.low, band.high)
+    return Row(name, fpr, sr, f1, fpr_range=(float(low), float(high)), band=exact)
 
 
 def _alarm(calibration: Floats, stream: Floats, seed: int) -> float:
@@ -215,12 +218,12 @@ def render_transfer(found: Transfer) -> str:
         f"Alarm that safe ones do not look like the calibration set: {alarm} (median).",
         f"Thresholds at alpha {found.alpha:g}:",
         "",
-        f"{'threshold':16}{'FPR':>8}{'5-95 % of draws':>18}{'exact band':>14}{'SR':>8}{'F1':>8}",
+        f"{'threshold':18}{'FPR':>8}{'5-95 % of draws':>18}{'exact band':>14}{'SR':>8}{'F1':>8}",
     ]
     for row in found.rows:
         draws, band = (
             "" if r is None else f"{number(r[0], digits=2)}-{number(r[1], digits=2)}" for r in (row.fpr_range, row.band)
         )
         figures = f"{number(row.fpr):>8}{draws:>18}{band:>14}{number(row.sr):>8}{number(row.f1):>8}"
-        lines.append(f"{row.name:16}{figures}  {row.note}".rstrip())
+        lines.append(f"{row.name:18}{figures}  {row.note}".rstrip())
     return "\n".join(lines) + "\n"

@@ -82,6 +82,7 @@ def test_where_nothing_shifts_every_threshold_keeps_its_level() -> None:
     found = transfer(SAFE, place(800, 1, 0.0), own=None, alpha=0.1, seed=3)
     assert [row.name for row in found.rows] == [
         "own", "weighted", "25 local safe", "50 local safe", "100 local safe",
+        "25 of few groups", "50 of few groups", "100 of few groups",
     ]  # fmt: skip
     for row in found.rows:
         assert row.fpr == pytest.approx(0.1, abs=0.04)
@@ -108,6 +109,21 @@ def test_a_shift_voids_the_own_threshold_and_not_the_local_ones() -> None:
     text = render_transfer(found)
     assert "own" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_few_groups_say_little_about_others() -> None:
+    """Scores that depend on the group: a random sample keeps the level, groups as a whole do not show all there is."""
+    rng = np.random.default_rng(2)
+    group = np.repeat(np.arange(20), 40)
+    unsafe = rng.random(800) < 0.2
+    maxima = 0.3 + 0.2 * rng.random(20)[group] + 0.02 * rng.normal(size=800) + 0.4 * unsafe
+    there = Place(maxima, unsafe, [f"g{i}" for i in group], rng.normal(size=(800, 5)))
+    rows = {row.name: row for row in transfer(SAFE, there, own=None, alpha=0.1, seed=3).rows}
+    sampled, known = rows["50 local safe"], rows["50 of few groups"]
+    assert sampled.fpr == pytest.approx(0.1, abs=0.02)
+    assert known.fpr > 0.2
+    assert known.band is None
+    assert sampled.band is not None
 
 
 def test_a_raised_threshold_has_a_row_of_its_own() -> None:
