@@ -269,9 +269,10 @@ def test_arguments_that_are_no_json_are_held(guard: Guard) -> None:
 
 
 def test_observing_lets_calls_pass_and_says_so(guard: Guard) -> None:
-    session = guard.session("task 3", TRAJECTORIES[3].metadata, mode=Mode.OBSERVE)
-    enforced = replay(guard.session("task 3", TRAJECTORIES[3].metadata), TRAJECTORIES[3].steps)
-    for verdict, strict in zip(replay(session, TRAJECTORIES[3].steps), enforced, strict=True):
+    alerted = next(t for t, scored in zip(TRAJECTORIES, guard.score(TRAJECTORIES), strict=True) if scored.first_alert)
+    session = guard.session(alerted.instruction, alerted.metadata, mode=Mode.OBSERVE)
+    enforced = replay(guard.session(alerted.instruction, alerted.metadata), alerted.steps)
+    for verdict, strict in zip(replay(session, alerted.steps), enforced, strict=True):
         assert verdict.decision is strict.decision
         assert verdict.allowed
         assert verdict.observed_only == (strict.decision is not Decision.PASS)

@@ -589,9 +589,19 @@ def test_transfer_measures_thresholds_in_another_place_and_writes_nothing(small_
 def test_transfer_needs_thresholds_and_labels(small_run: SmallRun, tmp_path: Path) -> None:
     done(*small_run.train(tmp_path / "run", "stage1.steps=0", "stage2.steps=0"))
     assert "has no thresholds yet" in refused("transfer", tmp_path / "run", "--trajectories", small_run.data)
-    safe = tmp_path / "safe.jsonl"
-    write_trajectories((t for t in read_trajectories(small_run.data) if t.unsafe is False), safe)
-    assert "got 30 safe and 0 unsafe ones" in refused("transfer", small_run.run, "--trajectories", safe)
+    assert "of them trained or calibrated this guard" in refused(
+        "transfer", small_run.run, "--trajectories", small_run.data
+    )
+    other, safe, store = (
+        tmp_path / "other",
+        tmp_path / "safe.jsonl",
+        shutil.copytree(small_run.store, tmp_path / "store"),
+    )
+    done("generate", "--out", other, "data.drift.trajectories=60", "data.drift.seed=5")
+    write_trajectories((t for t in read_trajectories(other) if t.unsafe is False), safe)
+    done("embed", "--quiet", "--trajectories", safe, "--store", store)
+    call = ("transfer", small_run.run, "--trajectories", safe, "--store", store)
+    assert "got 30 safe and 0 unsafe ones" in refused(*call)
 
 
 def test_a_run_on_an_unseen_set_splits_it_for_calibration_and_test(small_run: SmallRun, tmp_path: Path) -> None:

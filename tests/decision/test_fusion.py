@@ -57,7 +57,7 @@ def test_ties_go_to_the_defaults() -> None:
 
 
 def test_small_sets_keep_the_defaults_and_say_so() -> None:
-    for data in (make(30, 0.0, 0.3), make(38, 0.0, 0.3)):
+    for data in (make(14, 0.0, 0.3), make(18, 0.0, 0.3)):
         result = fit(data)
         assert not result.fitted
         assert result.params == DEFAULT_FUSION

@@ -22,7 +22,7 @@ from jaxguard.config import Config
 from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import Episodes, TrainingError
 from jaxguard.training.loop import Curves, Position, StageResult, batch_stream, train_stage
-from jaxguard.world_model.params import CORE, HEADS, PREDICTOR, Params, flatten, weights_hash
+from jaxguard.world_model.params import CORE, HEADS, POOLED, PREDICTOR, Params, flatten, weights_hash
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
 TRAIN, VALIDATION = make(10, seed=1), make(6, seed=2)
@@ -57,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> dict
 
 def test_frozen_parts_keep_their_bytes_and_the_others_move(whole: dict) -> None:
     before = flatten(start())
-    for stage, frozen in ((1, set(HEADS)), (2, {*CORE, *PREDICTOR})):
+    for stage, frozen in ((1, {*HEADS, *POOLED}), (2, {*CORE, *PREDICTOR, *POOLED})):
         after = flatten(whole[stage][1].params)
         moved = {name.partition(".")[0] for name in after if after[name].tobytes() != before[name].tobytes()}
         assert moved == set(start()) - frozen
