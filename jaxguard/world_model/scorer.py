@@ -50,12 +50,10 @@ Carry = tuple[jax.Array, Pool]
 
 
 class LiveState(NamedTuple):
-    """What a session carries between steps, on the device."""
+    """What a session carries between steps, on the device; packed, because every array costs a call some time."""
 
-    h: jax.Array  # [1, D]
-    pool: Pool  # batch of 1
-    heads_e: jax.Array  # [1, 2H]
-    pooled_e: PooledInstruction  # batch of 1
+    carry: jax.Array  # [1, D + 2 + 2E]: h, and the pool (steps, total, top)
+    given: jax.Array  # [1, 2H + 2E + 1]: what the instruction is to the heads and to the pooled head (weigh, alone)
 
 
 @dataclass(frozen=True)
@@ -81,21 +79,27 @@ class Scorer:
         # instead of 60; `nnx.jit` on the module is an order of magnitude slower.
         weights = jax.device_get(jax.jit(lambda p: step_weights(build(config, p), config))(params))
 
+        def pack(h: jax.Array, pool: Pool) -> jax.Array:
+            return jnp.concatenate([h, pool.steps[:, None], pool.total[:, None], pool.top], axis=1)
+
         @jax.jit
         def start(ins: jax.Array) -> LiveState:
             w = constants()
-            instruction, pool = encode_instruction(w, ins), empty_pool(1, config.embed_dim)
-            return LiveState(instruction.h0, pool, instruction.heads_e, pool_instruction(w.pooled, ins))
+            instruction, pooled_e = encode_instruction(w, ins), pool_instruction(w.pooled, ins)
+            given = jnp.concatenate([instruction.heads_e, pooled_e.weigh, pooled_e.alone[:, None]], axis=1)
+            return LiveState(pack(instruction.h0, empty_pool(1, config.embed_dim)), given)
 
         @jax.jit
         def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
             w = constants()
             step, seen = encode_steps(w, config, x[:1], x[1:]), pool_inputs(w.pooled, x[:1], x[1:])
-            h, _ = observe_step(w, config, state.h, step)
-            pool, pooled = pool_step(w.pooled, state.pool, seen)
-            pooled = pooled_logit(pooled, seen, state.pooled_e)
-            risks = read_mode(w, config, h, step.heads_a, state.heads_e, pooled)
-            return state._replace(h=h, pool=pool), risks[0]
+            deter, heads = config.deter, 2 * config.hidden
+            h, _ = observe_step(w, config, state.carry[:, :deter], step)
+            pool = Pool(state.carry[:, deter], state.carry[:, deter + 1], state.carry[:, deter + 2 :])
+            pool, pooled = pool_step(w.pooled, pool, seen)
+            pooled = pooled_logit(pooled, seen, PooledInstruction(state.given[:, heads:-1], state.given[:, -1]))
+            risks = read_mode(w, config, h, step.heads_a, state.given[:, :heads], pooled)
+            return state._replace(carry=pack(h, pool)), risks[0]
 
         @jax.jit
         def chunk(
