@@ -134,7 +134,8 @@ def calibration_band(table: Table, calibration: Calibration, level: float = 0.95
     x, y = area.x(calibration.hold.alpha), area.y(here)
     c.line(x, y, x, area.bottom, COLORS["muted"], 1, "2 3")
     c.dot(x, y, 6, COLORS["unsafe"])
-    c.text(x + 12, y + 20, f"alpha {calibration.hold.alpha:g}: achieved {number(here)}", color=COLORS["ink"],
+    below = min(y + 20, area.bottom - 8)  # above the axis, whose numbers are there
+    c.text(x + 12, below, f"alpha {calibration.hold.alpha:g}: achieved {number(here)}", color=COLORS["ink"],
            bold=True, halo=True)  # fmt: skip
     x, y = area.x.start + 14, area.y.stop + 8
     c.rect(x, y, 22, 11, COLORS["band"], 0.2)
