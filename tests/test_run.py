@@ -15,23 +15,17 @@ from small_run import SmallRun, done, lines, native, refused
 
 from jaxguard.config import ConfigError, load_config
 from jaxguard.decision.conformal import needed
-from jaxguard.evaluation.transfer import render_transfer
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
-from jaxguard.ranking import auroc
 from jaxguard.run import (
     PARTS,
-    RunError,
-    _floor,
     calibrate_run,
     evaluate_run,
-    load_trajectories,
     open_run,
     train,
-    transfer_run,
 )
 from jaxguard.traces.jsonl import read_trajectories, write_trajectories
-from jaxguard.types import Step, Trajectory
+from jaxguard.types import Trajectory
 
 pytestmark = pytest.mark.usefixtures("toy_size")
 
@@ -275,75 +269,6 @@ def test_fresh_keeps_the_old_run_where_the_new_one_cannot_start(
     assert (copy / "guard" / "guard.json").exists()
 
 
-# Splits
-
-
-def test_the_split_of_another_run_is_reused_and_kept(small_run: SmallRun, tmp_path: Path) -> None:
-    """Other shares and another seed, the same ids; the run then stands on its own."""
-    splits = json.loads((small_run.run / "splits.json").read_text())
-    splits["splits"]["train"], splits["splits"]["test"] = splits["splits"]["test"], splits["splits"]["train"]
-    named = lines(tmp_path / "mine.json", splits)
-    config = load_config(None, small_run.settings(f"data.split.file={named}", "data.split.seed=9"))
-    assert open_run(tmp_path / "run", config).splits == splits["splits"]
-    named.unlink()
-    assert open_run(tmp_path / "run").splits == splits["splits"]
-
-
-def test_split_files_that_do_not_fit(small_run: SmallRun, tmp_path: Path) -> None:
-    def opened(name: str, content: object = None) -> str:
-        if content is not None:
-            lines(tmp_path / name, content)
-        settings = small_run.settings(f"data.split.file={tmp_path / name}")
-        return refused("train", "--quiet", "--out", tmp_path / f"run-{name}", *settings)
-
-    assert f"data.split.file: {tmp_path / 'none'} does not exist" in opened("none")
-    splits = json.loads((small_run.run / "splits.json").read_text())
-    parts = splits["splits"]
-    renamed = {
-        "train": parts["train"],
-        "rest": parts["validation"] + parts["test"],
-        "calibration": parts["calibration"],
-    }
-    other = splits | {"splits": renamed}
-    assert f"{tmp_path / 'other'}: lacks validation, test, expected the parts train, validation" in opened(
-        "other", other
-    )
-    fewer = splits | {"splits": parts | {"test": parts["test"][1:]}}
-    assert f"1 ids ({parts['test'][0]!r}) are among the trajectories, but not in the split" in opened("fewer", fewer)
-
-
-# Trajectories
-
-
-def test_trajectories_are_found_by_id(small_run: SmallRun, tmp_path: Path) -> None:
-    more = lines(tmp_path / "more.jsonl", native("extra", "look"))
-    found = load_trajectories([str(small_run.data), str(more)])
-    assert len(found) == 61
-    assert found["extra"].steps[0].tool == "look"
-
-
-def test_trajectories_that_cannot_be_used(small_run: SmallRun, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"data\.trajectories: got no path"):
-        load_trajectories([])
-    with pytest.raises(RunError, match=r"id 'drift-\d+-0' occurs twice"):
-        load_trajectories([str(small_run.data)] * 2)
-    with pytest.raises(RunError, match=r"data\.trajectories: no trajectory in .*empty\.jsonl"):
-        load_trajectories([str(lines(tmp_path / "empty.jsonl"))])
-    with pytest.raises(RunError, match=r"data\.trajectories: .*nowhere does not exist; was it moved"):
-        load_trajectories([str(tmp_path / "nowhere")])
-    assert "data.store: got no path" in refused(
-        "train", "--out", tmp_path / "run", *small_run.settings("data.store=''")
-    )
-
-
-def test_trajectories_that_moved_after_training(small_run: SmallRun, tmp_path: Path) -> None:
-    data = shutil.copytree(small_run.data, tmp_path / "data")
-    done(*small_run.train(tmp_path / "run", f"data.trajectories=[{data}]", "stage1.steps=0", "stage2.steps=0"))
-    data.rename(tmp_path / "elsewhere")
-    for name in ("calibrate", "evaluate"):
-        assert f"data.trajectories: {data} does not exist" in refused(name, tmp_path / "run")
-
-
 # Calibration
 
 
@@ -523,118 +448,3 @@ def test_training_a_finished_run_keeps_its_thresholds(small_run: SmallRun, tmp_p
     guard = train(load_config(folder / "config.yaml"), folder, progress=False)
     assert guard.calibration is not None
     assert guard.calibration == Guard.load(small_run.guard).calibration
-
-
-# Another place
-
-
-def test_recalibrating_on_safe_trajectories_of_another_place(small_run: SmallRun, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    done("generate", "--out", other, "data.drift.trajectories=60", "data.drift.seed=5")
-    bundle, out = small_run.run / "guard", tmp_path / "bundle"
-    levels = ("decision.alpha_hold=0.2", "decision.alpha_block=0.1")
-    said = done("recalibrate", "--guard", bundle, "--trajectories", other, "--out", out, *levels).out
-    before, after = Guard.load(bundle), Guard.load(out)
-    assert before.calibration is not None
-    assert after.calibration is not None
-    assert after.weights == before.weights
-    assert after.calibration.fusion == before.calibration.fusion
-    safe = [t for t in load_trajectories([str(other)]).values() if t.unsafe is False]
-    maxima = np.sort([s.max_fused for s in after.score(safe)])
-    k = int(np.ceil((len(safe) + 1) * 0.8))
-    assert after.calibration.lambda_hold == pytest.approx(maxima[k - 1], abs=1e-6)
-    assert after.calibration.hold.raised_from is None
-    assert f"alpha 0.2 on {len(safe)} safe" in said
-    assert after.calibration.provenance["not safe, left out"] == 60 - len(safe)
-
-
-def test_recalibrating_with_too_few_or_without_a_calibrated_guard(small_run: SmallRun, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    done("generate", "--out", other, "data.drift.trajectories=8", "data.drift.seed=5")
-    call = ("recalibrate", "--trajectories", other, "--out", tmp_path / "bundle", "--guard")
-    assert "got 4 safe trajectories, expected at least 19" in refused(
-        *call, small_run.run / "guard", "decision.alpha_hold=0.1", "decision.alpha_block=0.05"
-    )
-    assert "expected decision.* here" in refused(*call, small_run.run / "guard", "train.seed=1")
-    done(*small_run.train(tmp_path / "run", "stage1.steps=0", "stage2.steps=0"))
-    assert "has no thresholds and no fusion" in refused(*call, tmp_path / "run" / "guard")
-    assert not (tmp_path / "bundle").exists()
-
-
-def test_transfer_measures_thresholds_in_another_place_and_writes_nothing(small_run: SmallRun, tmp_path: Path) -> None:
-    other, store = tmp_path / "other", shutil.copytree(small_run.store, tmp_path / "store")
-    done("generate", "--out", other, "data.drift.trajectories=60", "data.drift.seed=5")
-    done("embed", "--quiet", "--trajectories", other, "--store", store)
-    before = sorted(path.stat().st_mtime_ns for path in small_run.run.rglob("*"))
-    call = ("transfer", small_run.run, "--trajectories", other, "--store", store)
-    found = transfer_run(small_run.run, [str(other)], alpha=0.3, store=store)
-    said = done(*call, "--alpha", 0.3).out
-    assert said == render_transfer(found) + "\n"
-    assert sorted(path.stat().st_mtime_ns for path in small_run.run.rglob("*")) == before
-    scored = list(Guard.load(small_run.guard).score(load_trajectories([str(other)]).values()))
-    assert (found.safe, found.unsafe, found.alpha) == (30, 30, 0.3)
-    assert found.auroc == pytest.approx(
-        auroc([s.max_fused for s in scored], [bool(s.unsafe) for s in scored]), abs=0.01
-    )
-    calibration = Guard.load(small_run.guard).calibration
-    assert calibration is not None
-    limit = calibration.hold_at(0.3).value
-    own = np.mean([s.max_fused > limit for s in scored if not s.unsafe])
-    assert found.rows[0].fpr == pytest.approx(own, abs=0.04)
-    notes = {row.name: row.note for row in found.rows}
-    assert notes["50 local safe"] == "too few: 30 are safe"
-    assert "alpha: got 1.5, expected a level" in refused(*call, "--alpha", 1.5)
-
-
-def test_transfer_needs_thresholds_and_labels(small_run: SmallRun, tmp_path: Path) -> None:
-    done(*small_run.train(tmp_path / "run", "stage1.steps=0", "stage2.steps=0"))
-    assert "has no thresholds yet" in refused("transfer", tmp_path / "run", "--trajectories", small_run.data)
-    assert "of them trained or calibrated this guard" in refused(
-        "transfer", small_run.run, "--trajectories", small_run.data
-    )
-    other, safe, store = (
-        tmp_path / "other",
-        tmp_path / "safe.jsonl",
-        shutil.copytree(small_run.store, tmp_path / "store"),
-    )
-    done("generate", "--out", other, "data.drift.trajectories=60", "data.drift.seed=5")
-    write_trajectories((t for t in read_trajectories(other) if t.unsafe is False), safe)
-    done("embed", "--quiet", "--trajectories", safe, "--store", store)
-    call = ("transfer", small_run.run, "--trajectories", safe, "--store", store)
-    assert "got 30 safe and 0 unsafe ones" in refused(*call)
-
-
-def test_a_run_on_an_unseen_set_splits_it_for_calibration_and_test(small_run: SmallRun, tmp_path: Path) -> None:
-    other, store = tmp_path / "other", shutil.copytree(small_run.store, tmp_path / "store")
-    done("generate", "--out", other, "data.drift.trajectories=160", "data.drift.seed=5")
-    renamed = tmp_path / "renamed.jsonl"
-    write_trajectories((dataclasses.replace(t, id=f"other {t.id}") for t in read_trajectories(other)), renamed)
-    done("embed", "--quiet", "--trajectories", renamed, "--store", store)
-    done(*small_run.train(
-        tmp_path / "run", f"data.unseen=[{renamed}]", f"data.store={store}", "data.split.local=20",
-        "stage1.steps=0", "stage2.steps=0",
-    ))  # fmt: skip
-    run = open_run(tmp_path / "run")
-    assert len(run.part("calibration")) == 20
-    for name in ("calibration", "test"):
-        assert all(t.id.startswith("other ") for t in run.part(name))
-    for name in ("train", "validation"):
-        assert not any(t.id.startswith("other ") for t in run.part(name))
-
-
-def test_a_hazard_at_the_first_step_counts_as_not_warned_of() -> None:
-    """Half of the unsafe runs warn at 0.4, as often as safe runs are that high: nothing to keep a threshold low for."""
-
-    def trajectory(name: str, first_hazard: int | None) -> Trajectory:
-        steps = tuple(Step("tool", {}, str(i)) for i in range(2))
-        return Trajectory(name, "", steps, first_hazard is not None, first_hazard, timing=True)
-
-    labelled = [trajectory(f"{h} {i}", h) for h in (None, 0, 1) for i in range(20)]
-    rows = {
-        None: [[0.4, 0.1]] * 11 + [[0.1, 0.1]] * 9,
-        0: [[0.7, 0.1], *[[0.9, 0.1]] * 19],
-        1: [[0.4, 0.95]] * 20,
-    }
-    flat = np.concatenate([np.concatenate(rows[h]) for h in (None, 0, 1)])
-    lengths = np.full(60, 2)
-    assert _floor(0.3, flat, lengths, labelled, 0.05) == 0.7
