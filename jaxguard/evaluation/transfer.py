@@ -27,6 +27,7 @@ from sklearn.preprocessing import StandardScaler
 
 from jaxguard.decision.conformal import conformal_threshold, false_alert_band, needed, rank
 from jaxguard.decision.shift import ShiftDetector
+from jaxguard.evaluation.metrics import detection
 from jaxguard.evaluation.wording import number
 from jaxguard.ranking import auroc
 from jaxguard.types import JaxguardError
@@ -131,13 +132,9 @@ def _row(name: str, alert: Bools, unsafe: Bools, note: str = "") -> Row:
 
 def rates(alert: Bools, unsafe: Bools) -> tuple[float, float, float]:
     """``(FPR, SR, F1)`` of alerts; NaN where there is no safe or unsafe trajectory."""
-    hit, false = int((alert & unsafe).sum()), int((alert & ~unsafe).sum())
-    positive, negative = int(unsafe.sum()), int((~unsafe).sum())
-    return (
-        false / negative if negative else math.nan,
-        hit / positive if positive else math.nan,
-        2 * hit / (hit + false + positive) if positive else math.nan,
-    )
+    found = detection(np.ones((1, len(alert))), unsafe, alert)
+    fpr, sr, f1 = (float(found[name][0]) for name in ("fpr", "sr", "f1"))
+    return fpr, sr, f1 if unsafe.any() else math.nan
 
 
 def density_ratio(source: Floats, target: Floats, seed: int) -> tuple[Floats, Floats]:

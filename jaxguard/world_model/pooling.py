@@ -3,8 +3,8 @@
 Its features at step t are, for observation o and action a, the current vector, the mean and the maximum of each
 entry over steps 0..t, and the products o*a, o*e and a*e with each other and with the instruction e; and e itself.
 It needs no memory but a sum and a maximum, does not know the order of steps, and with few labels a linear function
-of the whole past is hard to beat: the recurrent heads and this one err on different runs
-(``docs/experiments.md``). Its weights are fitted apart from the world model (:mod:`jaxguard.training.pooled`).
+of the whole past is hard to beat (``docs/experiments.md``). Its weights are fitted apart from the world model
+(:mod:`jaxguard.training.pooled`).
 
 The sum is kept of the mean's share of the logit, not of vectors, because that share is linear in them.
 """
@@ -56,8 +56,8 @@ class PooledInstruction(NamedTuple):
 
 
 def pooled_weights(kernel: jax.Array, bias: jax.Array) -> PooledWeights:
-    """Takes the kernel ``[10E, 1]`` and bias ``[1]`` apart."""
-    parts = kernel[:, 0].reshape(PARTS, -1)
+    """Takes the kernel ``[10E, 1]`` and bias ``[1]`` apart; E may be 0, for a head that sees nothing."""
+    parts = kernel[:, 0].reshape(PARTS, len(kernel) // PARTS)
     return PooledWeights(
         parts[0:2].reshape(-1), parts[2:4].reshape(-1), parts[4:6].reshape(-1), parts[6], parts[7:9], parts[9], bias[0]
     )

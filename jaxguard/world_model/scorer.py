@@ -28,6 +28,7 @@ from jaxguard.world_model.pooling import (
     pool_instruction,
     pool_step,
     pooled_logit,
+    pooled_weights,
 )
 from jaxguard.world_model.rssm import (
     StepInputs,
@@ -52,7 +53,7 @@ Carry = tuple[jax.Array, Pool]
 class LiveState(NamedTuple):
     """What a session carries between steps, on the device; packed, because every array costs a call some time."""
 
-    carry: jax.Array  # [1, D + 2 + 2E]: h, and the pool (steps, total, top)
+    carry: jax.Array  # [1, D + 2 + 2E]: h, and the pool (steps, total, top); without a pooled head, E is 0
     given: jax.Array  # [1, 2H + 2E + 1]: what the instruction is to the heads and to the pooled head (weigh, alone)
 
 
@@ -82,17 +83,26 @@ class Scorer:
         def pack(h: jax.Array, pool: Pool) -> jax.Array:
             return jnp.concatenate([h, pool.steps[:, None], pool.total[:, None], pool.top], axis=1)
 
+        # A pooled head without a share, a kernel of zeros, sees nothing and costs nothing.
+        seen_dim = config.embed_dim if np.any(params["pooled_head"]["kernel"]) else 0
+        if not seen_dim:
+            nothing = pooled_weights(jnp.zeros((0, 1)), weights.pooled.bias[None])
+            weights = weights._replace(pooled=nothing)
+
+        def look(w: StepWeights, obs: jax.Array, act: jax.Array) -> PoolInputs:
+            return pool_inputs(w.pooled, obs[..., :seen_dim], act[..., :seen_dim])
+
         @jax.jit
         def start(ins: jax.Array) -> LiveState:
             w = constants()
-            instruction, pooled_e = encode_instruction(w, ins), pool_instruction(w.pooled, ins)
+            instruction, pooled_e = encode_instruction(w, ins), pool_instruction(w.pooled, ins[:, :seen_dim])
             given = jnp.concatenate([instruction.heads_e, pooled_e.weigh, pooled_e.alone[:, None]], axis=1)
-            return LiveState(pack(instruction.h0, empty_pool(1, config.embed_dim)), given)
+            return LiveState(pack(instruction.h0, empty_pool(1, seen_dim)), given)
 
         @jax.jit
         def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
             w = constants()
-            step, seen = encode_steps(w, config, x[:1], x[1:]), pool_inputs(w.pooled, x[:1], x[1:])
+            step, seen = encode_steps(w, config, x[:1], x[1:]), look(w, x[:1], x[1:])
             deter, heads = config.deter, 2 * config.hidden
             h, _ = observe_step(w, config, state.carry[:, :deter], step)
             pool = Pool(state.carry[:, deter], state.carry[:, deter + 1], state.carry[:, deter + 2 :])
@@ -106,9 +116,9 @@ class Scorer:
             carry: Carry, obs: jax.Array, act: jax.Array, ins: jax.Array, which: jax.Array, is_first: jax.Array
         ) -> tuple[Carry, jax.Array]:
             w = constants()
-            instruction, pooled_e = encode_instruction(w, ins), pool_instruction(w.pooled, ins)
-            x, seen = encode_steps(w, config, obs, act), pool_inputs(w.pooled, obs, act)
-            nothing = empty_pool(LANES, config.embed_dim)
+            instruction, pooled_e = encode_instruction(w, ins), pool_instruction(w.pooled, ins[:, :seen_dim])
+            x, seen = encode_steps(w, config, obs, act), look(w, obs, act)
+            unseen = empty_pool(LANES, seen_dim)
 
             def body(
                 carry: Carry, inputs: tuple[StepInputs, PoolInputs, jax.Array, jax.Array]
@@ -118,7 +128,7 @@ class Scorer:
                 def fresh(start: jax.Array, running: jax.Array) -> jax.Array:
                     return jnp.where(first[:, None] if running.ndim == 2 else first, start, running)
 
-                h, pool = jax.tree.map(fresh, (instruction.h0[index], nothing), carry)
+                h, pool = jax.tree.map(fresh, (instruction.h0[index], unseen), carry)
                 h, _ = observe_step(w, config, h, step)
                 pool, pooled = pool_step(w.pooled, pool, own)
                 return (h, pool), (h, pooled)
@@ -130,7 +140,7 @@ class Scorer:
         def constants() -> StepWeights:
             return jax.tree.map(jnp.asarray, weights)
 
-        self._start, self._live, self._chunk = start, live, chunk
+        self._start, self._live, self._chunk, self._seen_dim = start, live, chunk, seen_dim
 
     def start(self, instruction: np.ndarray) -> LiveState:
         """State before the first step of a trajectory with this instruction vector ``[E]``."""
@@ -163,7 +173,7 @@ class Scorer:
             Position of the trajectory in ``sequences``, and its risks ``[T, 2]`` (hazard, prefix; float32).
         """
         packer = _Packer(sequences)
-        carry = (jnp.zeros((LANES, self.config.deter)), empty_pool(LANES, self.config.embed_dim))
+        carry = (jnp.zeros((LANES, self.config.deter)), empty_pool(LANES, self._seen_dim))
         waiting: tuple[list[_Piece], jax.Array] | None = None
         while True:
             block = packer.next_block()
