@@ -31,7 +31,7 @@ from jaxguard.features.texts import action_text, trajectory_texts, well_formed
 from jaxguard.traces.readers.calls import parse_arguments
 from jaxguard.training.checkpoints import versions
 from jaxguard.types import Decision, JaxguardError, Step, Trajectory, Verdict
-from jaxguard.world_model import scorer
+from jaxguard.world_model import packing
 from jaxguard.world_model.params import Params, ParamsError, flatten, unflatten, weights_hash
 from jaxguard.world_model.scorer import LiveState, Scorer
 
@@ -133,12 +133,12 @@ class Guard:
         vectors = _TextVectors(self.encoder) if store is None else store
         held: dict[int, Trajectory] = {}
 
-        def sequences() -> Iterator[scorer.Sequence]:
+        def sequences() -> Iterator[packing.Sequence]:
             for position, trajectory in enumerate(trajectories):
                 held[position] = trajectory
                 texts = trajectory_texts(trajectory, thought=self.config.data.thought)
                 rows = vectors.rows([*texts.observations[:-1], *texts.actions, texts.instruction])
-                yield scorer.Sequence(rows[: len(trajectory)], rows[len(trajectory) : -1], int(rows[-1]))
+                yield packing.Sequence(rows[: len(trajectory)], rows[len(trajectory) : -1], int(rows[-1]))
 
         for position, risks in self.scorer.score(sequences(), vectors.gather):
             yield position, held.pop(position), risks

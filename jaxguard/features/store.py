@@ -46,6 +46,8 @@ _LAYOUT = 1
 _DTYPES = ("float16", "float32")
 # Every map holds one file handle; a process may have 1,024 of them.
 _OPEN_MAPS = 256
+# Archives repeat themselves: short texts asked for lately are not hashed and searched for again.
+_RECENT, _SHORT = 1 << 14, 1_000  # texts, characters
 
 
 class MissingTexts(FeatureStoreError, LookupError):
@@ -81,6 +83,7 @@ class FeatureStore:
         self._keys = np.zeros(0, f"S{HASH_BYTES}")  # sorted
         self._ids = np.zeros(0, np.int64)  # row id of each key
         self._maps: OrderedDict[int, Shard] = OrderedDict()
+        self._recent: dict[str, int] = {}  # row ids of texts asked for lately
         self.refresh()
 
     @classmethod
@@ -189,7 +192,12 @@ class FeatureStore:
         Raises:
             MissingTexts: Says how many have no vector, and which is the first.
         """
-        ids = self._find(_hashes(texts))
+        ids = np.array([self._recent.get(text, -1) for text in texts], np.int64)
+        if new := np.flatnonzero(ids < 0).tolist():
+            ids[new] = self._find(_hashes([texts[i] for i in new]))
+            if len(self._recent) > _RECENT:
+                self._recent.clear()
+            self._recent.update((texts[i], int(ids[i])) for i in new if ids[i] >= 0 and len(texts[i]) <= _SHORT)
         if (ids < 0).any():
             lost = np.flatnonzero(ids < 0)
             text = texts[lost[0]]

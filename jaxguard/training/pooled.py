@@ -18,9 +18,10 @@ from sklearn.linear_model import LogisticRegression
 from jaxguard.config import ModelConfig
 from jaxguard.ranking import auroc
 from jaxguard.training.episodes import Episodes
+from jaxguard.world_model.packing import Sequence
 from jaxguard.world_model.params import Params
 from jaxguard.world_model.pooling import PARTS
-from jaxguard.world_model.scorer import Scorer, Sequence
+from jaxguard.world_model.scorer import Scorer
 
 REGULARISATION = 0.01
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

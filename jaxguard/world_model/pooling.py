@@ -68,10 +68,25 @@ def empty_pool(batch: int, embed_dim: int) -> Pool:
     return Pool(jnp.zeros(batch), jnp.zeros(batch), jnp.full((batch, 2 * embed_dim), -jnp.inf, jnp.float32))
 
 
-def pool_inputs(w: PooledWeights, obs: jax.Array, act: jax.Array) -> PoolInputs:
-    """What a step's observation and action, ``[..., E]`` each, are to the pooled head."""
-    x = jnp.concatenate([obs, act], axis=-1)
-    return PoolInputs(x, x @ w.mean, x @ w.now + (obs * act) @ w.act_obs)
+def pool_observations(w: PooledWeights, obs: jax.Array) -> jax.Array:
+    """What observations ``[..., E]`` are to the pooled head: ``[..., E + 2]``, taken apart by :func:`pool_inputs`."""
+    return _vectors(obs, w.now[: obs.shape[-1]], w.mean[: obs.shape[-1]])
+
+
+def pool_actions(w: PooledWeights, act: jax.Array) -> jax.Array:
+    """The same of actions."""
+    return _vectors(act, w.now[act.shape[-1] :], w.mean[act.shape[-1] :])
+
+
+def _vectors(x: jax.Array, now: jax.Array, mean: jax.Array) -> jax.Array:
+    return jnp.concatenate([x, (x @ now)[..., None], (x @ mean)[..., None]], axis=-1)
+
+
+def pool_inputs(w: PooledWeights, observations: jax.Array, actions: jax.Array) -> PoolInputs:
+    """Puts :func:`pool_observations` and :func:`pool_actions` of the same steps together."""
+    obs, act = observations[..., :-2], actions[..., :-2]
+    alone = observations[..., -2] + actions[..., -2] + (obs * act) @ w.act_obs
+    return PoolInputs(jnp.concatenate([obs, act], axis=-1), observations[..., -1] + actions[..., -1], alone)
 
 
 def pool_instruction(w: PooledWeights, ins: jax.Array) -> PooledInstruction:

@@ -323,16 +323,15 @@ def _risk(w: StepWeights, config: ModelConfig, from_h: jax.Array, zhat: jax.Arra
     return (x * w.heads_out).sum(axis=-1) + w.heads_out_bias
 
 
-def read_mode(
-    w: StepWeights, config: ModelConfig, h: jax.Array, heads_a: jax.Array, heads_e: jax.Array, pooled: jax.Array
-) -> jax.Array:
+def read_mode(w: StepWeights, config: ModelConfig, h: jax.Array, given: jax.Array, pooled: jax.Array) -> jax.Array:
     """How scoring reads risks ``[..., 2]`` (hazard, prefix): at ``h_{t+1}`` ``[..., D]``, with the mode of the prior.
 
-    ``pooled`` ``[...]`` is the pooled head's part of the hazard logit.
+    ``given`` ``[..., 2H]`` is the heads' action and instruction term, ``pooled`` ``[...]`` the pooled head's part of
+    the hazard logit.
     """
     from_h = h @ w.read_h
     zhat = latents.mode(_prior(w, config, from_h[..., : config.hidden]))
-    logits = _risk(w, config, from_h[..., config.hidden :], zhat, heads_a + heads_e)
+    logits = _risk(w, config, from_h[..., config.hidden :], zhat, given)
     return jax.nn.sigmoid(logits + jnp.stack([pooled, jnp.zeros_like(pooled)], axis=-1))
 
 

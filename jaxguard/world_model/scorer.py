@@ -1,15 +1,12 @@
 """Deterministic scoring with fixed weights: one live step, and many trajectories packed into lanes.
 
-Archives hold trajectories of all lengths. Instead of padding them into batches, :meth:`Scorer.score` runs L
-*lanes* side by side, K steps per call; a lane takes up the next trajectory where the previous one ends
-(``is_first`` resets its state), so that nearly every step computed is a step wanted, a trajectory may be
-longer than any buffer, and there is one compiled shape whatever the archive holds.
+In archives the same texts come again and again. What a step reads of a text does not depend on the step, so
+:meth:`Scorer.score` encodes a text once and keeps it, in tables of a fixed size, for the steps that need it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -18,36 +15,40 @@ import numpy as np
 
 from jaxguard.config import ModelConfig
 from jaxguard.types import JaxguardError
+from jaxguard.world_model.packing import LANES, Packer, Piece, Sequence
 from jaxguard.world_model.params import Params, build
 from jaxguard.world_model.pooling import (
     Pool,
     PooledInstruction,
-    PoolInputs,
     empty_pool,
+    pool_actions,
     pool_inputs,
     pool_instruction,
+    pool_observations,
     pool_step,
     pooled_logit,
     pooled_weights,
 )
 from jaxguard.world_model.rssm import (
-    StepInputs,
     StepWeights,
+    encode_actions,
     encode_instruction,
-    encode_steps,
+    encode_observations,
     observe_step,
     read_mode,
+    step_inputs,
     step_weights,
 )
 
-LANES = 128
-CHUNK = 16
-# Distinct instructions per call: one per lane and two starts more; a lane that would exceed it waits.
-INSTRUCTIONS = 3 * LANES
-
 Gather = Callable[[np.ndarray], np.ndarray]
+Encode = Callable[[StepWeights, jax.Array], jax.Array]
 Carry = tuple[jax.Array, Pool]
-"""``h`` ``[LANES, D]`` and what the lanes' runs have shown."""
+"""``h`` ``[B, D]`` and what the runs have shown."""
+
+KEPT = 16_384
+"""Encoded texts that a table holds; real sets need 4,000 to 16,000 for nearly all repeats."""
+BATCHES = (256, 256, 64)
+"""Observations, actions and instructions encoded at once. One number each: bits differ between batch sizes."""
 
 
 class LiveState(NamedTuple):
@@ -55,15 +56,6 @@ class LiveState(NamedTuple):
 
     carry: jax.Array  # [1, D + 2 + 2E]: h, and the pool (steps, total, top); without a pooled head, E is 0
     given: jax.Array  # [1, 2H + 2E + 1]: what the instruction is to the heads and to the pooled head (weigh, alone)
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """One trajectory to score, as row ids of a vector table: ``[T]``, ``[T]`` and one."""
-
-    obs: np.ndarray
-    act: np.ndarray
-    ins: int
 
 
 class Scorer:
@@ -79,68 +71,84 @@ class Scorer:
         # Measured in bench/test_live_step.py: with the weights closed over as constants a call dispatches 3 arrays
         # instead of 60; `nnx.jit` on the module is an order of magnitude slower.
         weights = jax.device_get(jax.jit(lambda p: step_weights(build(config, p), config))(params))
-
-        def pack(h: jax.Array, pool: Pool) -> jax.Array:
-            return jnp.concatenate([h, pool.steps[:, None], pool.total[:, None], pool.top], axis=1)
-
         # A pooled head without a share, a kernel of zeros, sees nothing and costs nothing.
         seen_dim = config.embed_dim if np.any(params["pooled_head"]["kernel"]) else 0
         if not seen_dim:
             nothing = pooled_weights(jnp.zeros((0, 1)), weights.pooled.bias[None])
             weights = weights._replace(pooled=nothing)
-
-        def look(w: StepWeights, obs: jax.Array, act: jax.Array) -> PoolInputs:
-            return pool_inputs(w.pooled, obs[..., :seen_dim], act[..., :seen_dim])
-
-        @jax.jit
-        def start(ins: jax.Array) -> LiveState:
-            w = constants()
-            instruction, pooled_e = encode_instruction(w, ins), pool_instruction(w.pooled, ins[:, :seen_dim])
-            given = jnp.concatenate([instruction.heads_e, pooled_e.weigh, pooled_e.alone[:, None]], axis=1)
-            return LiveState(pack(instruction.h0, empty_pool(1, seen_dim)), given)
-
-        @jax.jit
-        def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
-            w = constants()
-            step, seen = encode_steps(w, config, x[:1], x[1:]), look(w, x[:1], x[1:])
-            deter, heads = config.deter, 2 * config.hidden
-            h, _ = observe_step(w, config, state.carry[:, :deter], step)
-            pool = Pool(state.carry[:, deter], state.carry[:, deter + 1], state.carry[:, deter + 2 :])
-            pool, pooled = pool_step(w.pooled, pool, seen)
-            pooled = pooled_logit(pooled, seen, PooledInstruction(state.given[:, heads:-1], state.given[:, -1]))
-            risks = read_mode(w, config, h, step.heads_a, state.given[:, :heads], pooled)
-            return state._replace(carry=pack(h, pool)), risks[0]
-
-        @jax.jit
-        def chunk(
-            carry: Carry, obs: jax.Array, act: jax.Array, ins: jax.Array, which: jax.Array, is_first: jax.Array
-        ) -> tuple[Carry, jax.Array]:
-            w = constants()
-            instruction, pooled_e = encode_instruction(w, ins), pool_instruction(w.pooled, ins[:, :seen_dim])
-            x, seen = encode_steps(w, config, obs, act), look(w, obs, act)
-            unseen = empty_pool(LANES, seen_dim)
-
-            def body(
-                carry: Carry, inputs: tuple[StepInputs, PoolInputs, jax.Array, jax.Array]
-            ) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
-                step, own, index, first = inputs
-
-                def fresh(start: jax.Array, running: jax.Array) -> jax.Array:
-                    return jnp.where(first[:, None] if running.ndim == 2 else first, start, running)
-
-                h, pool = jax.tree.map(fresh, (instruction.h0[index], unseen), carry)
-                h, _ = observe_step(w, config, h, step)
-                pool, pooled = pool_step(w.pooled, pool, own)
-                return (h, pool), (h, pooled)
-
-            last, (hs, pooled) = jax.lax.scan(body, carry, (x, seen, which, is_first))
-            pooled = pooled_logit(pooled, seen, jax.tree.map(lambda v: v[which], pooled_e))
-            return last, read_mode(w, config, hs, x.heads_a, instruction.heads_e[which], pooled)
+        deter, width, seen = config.deter, config.hidden, seen_dim + 2
 
         def constants() -> StepWeights:
             return jax.tree.map(jnp.asarray, weights)
 
+        def observation(w: StepWeights, obs: jax.Array) -> jax.Array:
+            return jnp.concatenate(
+                [encode_observations(w, obs), pool_observations(w.pooled, obs[:, :seen_dim])], axis=1
+            )
+
+        def action(w: StepWeights, act: jax.Array) -> jax.Array:
+            return jnp.concatenate([encode_actions(w, act), pool_actions(w.pooled, act[:, :seen_dim])], axis=1)
+
+        def instruction(w: StepWeights, ins: jax.Array) -> jax.Array:
+            e, pooled = encode_instruction(w, ins), pool_instruction(w.pooled, ins[:, :seen_dim])
+            return jnp.concatenate([e.h0, e.heads_e, pooled.weigh, pooled.alone[:, None]], axis=1)
+
+        def step(
+            w: StepWeights, carry: Carry, obs: jax.Array, act: jax.Array, given: jax.Array
+        ) -> tuple[Carry, tuple[jax.Array, jax.Array, jax.Array]]:
+            """Moves on; the new state, and what :func:`read_mode` wants beside it, are to be read."""
+            h, pool = carry
+            x = step_inputs(config, obs[:, :-seen], act[:, :-seen])
+            h, _ = observe_step(w, config, h, x)
+            own = pool_inputs(w.pooled, obs[:, -seen:], act[:, -seen:])
+            pool, pooled = pool_step(w.pooled, pool, own)
+            pooled = pooled_logit(pooled, own, PooledInstruction(given[:, 2 * width : -1], given[:, -1]))
+            return (h, pool), (h, x.heads_a + given[:, : 2 * width], pooled)
+
+        def pack(h: jax.Array, pool: Pool) -> jax.Array:
+            return jnp.concatenate([h, pool.steps[:, None], pool.total[:, None], pool.top], axis=1)
+
+        @jax.jit
+        def start(ins: jax.Array) -> LiveState:
+            known = instruction(constants(), ins)
+            return LiveState(pack(known[:, :deter], empty_pool(1, seen_dim)), known[:, deter:])
+
+        @jax.jit
+        def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
+            w, carry = constants(), state.carry
+            pool = Pool(carry[:, deter], carry[:, deter + 1], carry[:, deter + 2 :])
+            after, read = step(w, (carry[:, :deter], pool), observation(w, x[:1]), action(w, x[1:]), state.given)
+            return state._replace(carry=pack(*after)), read_mode(w, config, *read)[0]
+
+        @jax.jit
+        def chunk(
+            carry: Carry, tables: tuple[jax.Array, ...], rows: tuple[jax.Array, ...], is_first: jax.Array
+        ) -> tuple[Carry, jax.Array]:
+            w, unseen = constants(), empty_pool(LANES, seen_dim)
+
+            def body(
+                carry: Carry, at: tuple[tuple[jax.Array, ...], jax.Array]
+            ) -> tuple[Carry, tuple[jax.Array, jax.Array, jax.Array]]:
+                obs, act, known = (table[own] for table, own in zip(tables, at[0], strict=True))
+
+                def fresh(start: jax.Array, running: jax.Array) -> jax.Array:
+                    return jnp.where(at[1][:, None] if running.ndim == 2 else at[1], start, running)
+
+                carry = jax.tree.map(fresh, (known[:, :deter], unseen), carry)
+                return step(w, carry, obs, act, known[:, deter:])
+
+            last, read = jax.lax.scan(body, carry, (rows, is_first))
+            return last, read_mode(w, config, *read)
+
         self._start, self._live, self._chunk, self._seen_dim = start, live, chunk, seen_dim
+        self._kinds = tuple(
+            _Kind(
+                _table_writer(constants, encode),
+                jax.eval_shape(encode, weights, jnp.zeros((1, config.embed_dim))).shape[1],
+                batch,
+            )
+            for encode, batch in zip((observation, action, instruction), BATCHES, strict=True)
+        )
 
     def start(self, instruction: np.ndarray) -> LiveState:
         """State before the first step of a trajectory with this instruction vector ``[E]``."""
@@ -172,16 +180,16 @@ class Scorer:
         Yields:
             Position of the trajectory in ``sequences``, and its risks ``[T, 2]`` (hazard, prefix; float32).
         """
-        packer = _Packer(sequences)
+        packer = Packer(sequences)
         carry = (jnp.zeros((LANES, self.config.deter)), empty_pool(LANES, self._seen_dim))
-        waiting: tuple[list[_Piece], jax.Array] | None = None
+        tables = [_Table(kind, self.config.embed_dim) for kind in self._kinds]
+        waiting: tuple[list[Piece], jax.Array] | None = None
         while True:
             block = packer.next_block()
             if block is not None:
-                ins = np.zeros((INSTRUCTIONS, self.config.embed_dim), np.float32)
-                ins[: len(block.instructions)] = gather(np.array(block.instructions, np.int64))
-                vectors = gather(block.obs), gather(block.act)
-                carry, risks = self._chunk(carry, *vectors, ins, block.which, block.is_first)
+                ids = (block.obs, block.act, block.ins)
+                rows = tuple(table.find(own, gather) for table, own in zip(tables, ids, strict=True))
+                carry, risks = self._chunk(carry, tuple(table.array for table in tables), rows, block.is_first)
             if waiting is not None:  # one call behind: the host packs and gathers while the device computes
                 yield from packer.collect(waiting[0], np.asarray(waiting[1]))
             if block is None:
@@ -196,86 +204,41 @@ def _vectors(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray
     return value.astype(np.float32, copy=False)
 
 
-@dataclass
-class _Running:
-    """A trajectory in a lane: how far it was packed and collected."""
+class _Kind(NamedTuple):
+    """How one kind of text is encoded."""
 
-    position: int
-    sequence: Sequence
-    packed: int
-    collected: int
-    risks: np.ndarray
+    write: Callable[..., jax.Array]  # table, vectors [batch, E], first row -> the table with their encodings
+    width: int
+    batch: int
 
 
-class _Piece(NamedTuple):
-    """Steps ``start .. start + size`` of a block's lane belong to ``run``."""
+def _table_writer(constants: Callable[[], StepWeights], encode: Encode) -> Callable[..., jax.Array]:
+    def write(table: jax.Array, x: jax.Array, at: int) -> jax.Array:
+        return jax.lax.dynamic_update_slice(table, encode(constants(), x), (at, 0))
 
-    run: _Running
-    lane: int
-    start: int
-    size: int
+    return jax.jit(write, donate_argnums=0)
 
 
-class _Block(NamedTuple):
-    obs: np.ndarray  # [CHUNK, LANES] row ids
-    act: np.ndarray  # [CHUNK, LANES]
-    instructions: list[int]  # row ids
-    which: np.ndarray  # [CHUNK, LANES] index into instructions
-    is_first: np.ndarray  # [CHUNK, LANES] bool
-    pieces: list[_Piece]
+class _Table:
+    """Encoded vectors of one kind by row id; emptied when full."""
 
+    def __init__(self, kind: _Kind, embed_dim: int):
+        self.array = jnp.zeros((KEPT + kind.batch, kind.width))
+        self._kind, self._embed_dim = kind, embed_dim
+        self._held: dict[int, int] = {}
 
-class _Packer:
-    """Fills lanes from a stream of sequences, block after block."""
-
-    def __init__(self, sequences: Iterable[Sequence]):
-        self._stream = enumerate(sequences)
-        self._lanes: list[_Running | None] = [None] * LANES
-        self.empty: list[tuple[int, np.ndarray]] = []  # trajectories without steps
-
-    def _take(self) -> _Running | None:
-        for position, sequence in self._stream:
-            if len(sequence.obs) != len(sequence.act):
-                raise JaxguardError(
-                    f"trajectory {position}: got {len(sequence.obs)} observations and {len(sequence.act)} actions, "
-                    "expected one of each for every step"
-                )
-            if len(sequence.act):
-                return _Running(position, sequence, 0, 0, np.empty((len(sequence.act), 2), np.float32))
-            self.empty.append((position, np.empty((0, 2), np.float32)))
-        return None
-
-    def next_block(self) -> _Block | None:
-        """The next steps of all lanes; None when nothing is left."""
-        obs, act, which = (np.zeros((CHUNK, LANES), np.int64) for _ in range(3))
-        is_first = np.zeros((CHUNK, LANES), bool)
-        instructions: list[int] = []
-        pieces: list[_Piece] = []
-        for lane in range(LANES):
-            at = 0
-            while at < CHUNK and len(instructions) < INSTRUCTIONS - (LANES - lane - 1):
-                run = self._lanes[lane] or self._take()
-                if run is None:
-                    break
-                size = min(CHUNK - at, len(run.sequence.act) - run.packed)
-                part = slice(run.packed, run.packed + size)
-                obs[at : at + size, lane] = run.sequence.obs[part]
-                act[at : at + size, lane] = run.sequence.act[part]
-                which[at : at + size, lane] = len(instructions)
-                is_first[at, lane] = run.packed == 0
-                instructions.append(run.sequence.ins)
-                pieces.append(_Piece(run, lane, at, size))
-                run.packed += size
-                at += size
-                self._lanes[lane] = run if run.packed < len(run.sequence.act) else None
-        return _Block(obs, act, instructions, which, is_first, pieces) if pieces else None
-
-    def collect(self, pieces: list[_Piece], risks: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Stores a block's risks ``[CHUNK, LANES, 2]`` and yields the trajectories it completed."""
-        for run, lane, start, size in pieces:
-            run.risks[run.collected : run.collected + size] = risks[start : start + size, lane]
-            run.collected += size
-            if run.collected == len(run.risks):
-                yield run.position, run.risks
-        yield from self.empty
-        self.empty = []
+    def find(self, ids: np.ndarray, gather: Gather) -> np.ndarray:
+        """Where in ``array`` the rows of ``ids`` are, encoding those that are missing."""
+        unique, inverse = np.unique(ids, return_inverse=True)
+        wanted = unique.tolist()
+        missing = [row for row in wanted if row not in self._held]
+        if len(self._held) + len(missing) > KEPT:
+            self._held, missing = {}, wanted
+        batch = self._kind.batch
+        for first in range(0, len(missing), batch):
+            part = missing[first : first + batch]
+            x = np.zeros((batch, self._embed_dim), np.float32)
+            x[: len(part)] = gather(np.array(part, np.int64))
+            self.array = self._kind.write(self.array, x, len(self._held))
+            self._held.update(zip(part, range(len(self._held), len(self._held) + len(part)), strict=True))
+        return np.array([self._held[row] for row in wanted], np.int32)[inverse].reshape(ids.shape)

@@ -11,8 +11,9 @@ from jaxguard.config import ModelConfig
 from jaxguard.training import pooled
 from jaxguard.training.episodes import Episodes
 from jaxguard.training.pooled import fit_pooled, fit_steps, logistic, pooled_features
+from jaxguard.world_model.packing import Sequence
 from jaxguard.world_model.params import Params, init_params
-from jaxguard.world_model.scorer import Scorer, Sequence
+from jaxguard.world_model.scorer import Scorer
 
 TINY = ModelConfig(embed_dim=6, deter=8, stoch=2, classes=3, hidden=8, adapter_dim=4)
 

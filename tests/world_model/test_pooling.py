@@ -7,17 +7,20 @@ import numpy as np
 import pytest
 
 from jaxguard.config import ModelConfig
+from jaxguard.world_model.packing import CHUNK, Sequence
 from jaxguard.world_model.params import Params
 from jaxguard.world_model.pooling import (
     PARTS,
     empty_pool,
+    pool_actions,
     pool_inputs,
     pool_instruction,
+    pool_observations,
     pool_step,
     pooled_logit,
     pooled_weights,
 )
-from jaxguard.world_model.scorer import CHUNK, Scorer, Sequence
+from jaxguard.world_model.scorer import Scorer
 
 E, T, B = 6, 9, 3
 RNG = np.random.default_rng(12)
@@ -41,7 +44,7 @@ def test_steps_equal_the_formula() -> None:
     w = pooled_weights(jax.numpy.asarray(KERNEL), jax.numpy.asarray(BIAS))
     pool, instruction = empty_pool(B, E), pool_instruction(w, ins)
     for t in range(T):
-        x = pool_inputs(w, obs[:, t], act[:, t])
+        x = pool_inputs(w, pool_observations(w, obs[:, t]), pool_actions(w, act[:, t]))
         pool, pooled = pool_step(w, pool, x)
         found = pooled_logit(pooled, x, instruction)
         expected = [plain(obs[b], act[b], ins[b])[t] for b in range(B)]

@@ -9,8 +9,10 @@ import pytest
 
 from jaxguard.config import ModelConfig
 from jaxguard.types import JaxguardError
+from jaxguard.world_model import scorer as scorer_module
+from jaxguard.world_model.packing import CHUNK, LANES, Sequence
 from jaxguard.world_model.params import Params
-from jaxguard.world_model.scorer import CHUNK, INSTRUCTIONS, LANES, Scorer, Sequence
+from jaxguard.world_model.scorer import BATCHES, Scorer
 
 RNG = np.random.default_rng(6)
 ROWS = 40
@@ -68,11 +70,43 @@ def test_one_trajectory_of_ten_thousand_steps(scorer: Scorer, table: np.ndarray)
     np.testing.assert_allclose(found[2], one_by_one(scorer, table, items[2]), atol=1e-6)
 
 
-def test_more_single_steps_than_a_block_has_room_for_instructions(scorer: Scorer, table: np.ndarray) -> None:
-    items = [sequence(1) for _ in range(INSTRUCTIONS + 3 * LANES)]
+def test_blocks_of_single_steps(scorer: Scorer, table: np.ndarray) -> None:
+    items = [sequence(1) for _ in range(CHUNK * LANES + 3 * LANES)]
     found = in_lanes(scorer, table, items)
-    for position in (0, INSTRUCTIONS - 1, INSTRUCTIONS, len(items) - 1):
+    for position in (0, CHUNK * LANES - 1, CHUNK * LANES, len(items) - 1):
         np.testing.assert_allclose(found[position], one_by_one(scorer, table, items[position]), atol=1e-6)
+
+
+def test_a_text_is_encoded_once_and_again_after_more_texts_than_are_kept(
+    scorer: Scorer, tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = CHUNK * LANES + 100
+    monkeypatch.setattr(scorer_module, "KEPT", kept)
+    many = RNG.normal(size=(3 * kept, tiny.embed_dim)).astype(np.float32)
+    ids = np.concatenate([np.arange(3 * kept), RNG.integers(0, 3 * kept, 500)])
+    items = [Sequence(part, part[::-1], int(part[0])) for part in np.split(ids, np.arange(9, len(ids), 9))]
+    asked: list[np.ndarray] = []
+
+    def gather(rows: np.ndarray) -> np.ndarray:
+        asked.append(rows)
+        return many[rows]
+
+    found = dict(scorer.score(items, gather))
+    for position in (0, 7, len(items) // 2, len(items) - 1):
+        np.testing.assert_allclose(found[position], one_by_one(scorer, many, items[position]), atol=1e-6)
+    again = [Sequence(np.arange(9), np.arange(9, 18), 18)] * 300
+    asked.clear()
+    list(scorer.score(again, gather))
+    assert sorted(np.concatenate(asked).tolist()) == [0, 0, *range(19)]  # row 0 stands in empty lanes
+
+
+def test_bits_do_not_depend_on_how_many_texts_are_encoded_at_once(scorer: Scorer, tiny: ModelConfig) -> None:
+    many = RNG.normal(size=(4 * BATCHES[0], tiny.embed_dim)).astype(np.float32)
+    long = Sequence(np.arange(1100) % len(many), np.arange(1100)[::-1] % len(many), 3)
+    company = [Sequence(rows, rows, int(rows[0])) for rows in RNG.integers(0, len(many), size=(60, 20))]
+    alone = dict(scorer.score([long], lambda rows: many[rows]))[0]
+    together = dict(scorer.score([*company, long], lambda rows: many[rows]))[60]
+    np.testing.assert_array_equal(alone, together)
 
 
 def test_risks_do_not_depend_on_order_or_company(scorer: Scorer, table: np.ndarray) -> None:
@@ -102,17 +136,20 @@ def test_results_come_while_the_input_is_still_read(scorer: Scorer, table: np.nd
             yield sequence(4)
 
     next(scorer.score(stream(), lambda rows: table[rows]))
-    assert read <= 3 * INSTRUCTIONS
+    assert read <= 3 * CHUNK * LANES // 4
 
 
 def test_everything_is_compiled_once(tiny: ModelConfig, params: Params, table: np.ndarray) -> None:
     scorer = Scorer(tiny, params)
-    for lengths in ([3], [1, 100, 7], [0, 2] * 100):
+    many = RNG.normal(size=(5000, tiny.embed_dim)).astype(np.float32)
+    for lengths in ([3], [1, 100, 7], [0, 2] * 100, [20] * 300):
         items = [sequence(n) for n in lengths]
+        list(scorer.score([Sequence(*RNG.integers(0, 5000, size=(2, n)), 7) for n in lengths], lambda rows: many[rows]))
         in_lanes(scorer, table, items)
         one_by_one(scorer, table, items[0])
     functions = (scorer._start, scorer._live, scorer._chunk)
     assert [function._cache_size() for function in functions] == [1, 1, 1]
+    assert all(kind.write._cache_size() == 1 for kind in scorer._kinds)
 
 
 def test_a_bad_vector_spoils_its_own_trajectory_only(scorer: Scorer, table: np.ndarray) -> None:
