@@ -52,10 +52,10 @@ BATCHES = (256, 256, 64)
 
 
 class LiveState(NamedTuple):
-    """What a session carries between steps, on the device; packed, because every array costs a call some time."""
+    """What B sessions carry between steps, on the device; packed, because every array costs a call some time."""
 
-    carry: jax.Array  # [1, D + 2 + 2E]: h, and the pool (steps, total, top); without a pooled head, E is 0
-    given: jax.Array  # [1, 2H + 2E + 1]: what the instruction is to the heads and to the pooled head (weigh, alone)
+    carry: jax.Array  # [B, D + 2 + 2E]: h, and the pool (steps, total, top); without a pooled head, E is 0
+    given: jax.Array  # [B, 2H + 2E + 1]: what the instruction is to the heads and to the pooled head (weigh, alone)
 
 
 class Scorer:
@@ -111,14 +111,14 @@ class Scorer:
         @jax.jit
         def start(ins: jax.Array) -> LiveState:
             known = instruction(constants(), ins)
-            return LiveState(pack(known[:, :deter], empty_pool(1, seen_dim)), known[:, deter:])
+            return LiveState(pack(known[:, :deter], empty_pool(len(ins), seen_dim)), known[:, deter:])
 
         @jax.jit
         def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
             w, carry = constants(), state.carry
             pool = Pool(carry[:, deter], carry[:, deter + 1], carry[:, deter + 2 :])
-            after, read = step(w, (carry[:, :deter], pool), observation(w, x[:1]), action(w, x[1:]), state.given)
-            return state._replace(carry=pack(*after)), read_mode(w, config, *read)[0]
+            after, read = step(w, (carry[:, :deter], pool), observation(w, x[0]), action(w, x[1]), state.given)
+            return state._replace(carry=pack(*after)), read_mode(w, config, *read)
 
         @jax.jit
         def chunk(
@@ -163,9 +163,23 @@ class Scorer:
         """
         shape = (self.config.embed_dim,)
         x = np.stack([_vectors("observation", obs, shape), _vectors("action", act, shape)])
-        after, risks = self._live(state, x)
-        hazard, prefix = np.asarray(risks)
+        after, risks = self._live(state, x[:, None])
+        hazard, prefix = np.asarray(risks)[0]
         return after, float(hazard), float(prefix)
+
+    def start_many(self, instructions: np.ndarray) -> LiveState:
+        """States of B sessions that move on together, with instructions ``[B, E]``."""
+        return self._start(_vectors("instructions", instructions, (len(instructions), self.config.embed_dim)))
+
+    def step_many(self, state: LiveState, obs: np.ndarray, act: np.ndarray) -> tuple[LiveState, np.ndarray]:
+        """As :meth:`step` for B sessions: ``obs`` and ``act`` are ``[B, E]``, risks ``[B, 2]`` (hazard, prefix).
+
+        Every B is compiled once. Bits of a session's risks may differ from those of :meth:`step`.
+        """
+        shape = (len(state.carry), self.config.embed_dim)
+        x = np.stack([_vectors("observations", obs, shape), _vectors("actions", act, shape)])
+        after, risks = self._live(state, x)
+        return after, np.asarray(risks)
 
     def score(self, sequences: Iterable[Sequence], gather: Gather) -> Iterator[tuple[int, np.ndarray]]:
         """Risks of many trajectories, each as soon as it is done.

@@ -171,6 +171,19 @@ def test_step_leaves_the_state_usable(scorer: Scorer, table: np.ndarray) -> None
     assert scorer.step(state, table[1], table[2])[1:] == first[1:]
 
 
+def test_many_sessions_in_one_call_equal_each_alone(scorer: Scorer, table: np.ndarray) -> None:
+    ins, obs, act = (RNG.integers(0, ROWS, size=shape) for shape in (9, (7, 9), (7, 9)))
+    state, risks = scorer.start_many(table[ins]), []
+    for o, a in zip(obs, act, strict=True):
+        state, found = scorer.step_many(state, table[o], table[a])
+        risks.append(found)
+    for session in range(9):
+        item = Sequence(obs[:, session], act[:, session], int(ins[session]))
+        np.testing.assert_allclose(np.stack(risks)[:, session], one_by_one(scorer, table, item), atol=1e-6)
+    with pytest.raises(JaxguardError, match=r"actions: got a vector of shape \(9, 5\), expected \(9, 6\)"):
+        scorer.step_many(state, table[ins], table[ins][:, :5])
+
+
 def test_wrong_shapes_are_named(scorer: Scorer, table: np.ndarray) -> None:
     with pytest.raises(JaxguardError, match=r"instruction: got a vector of shape \(5,\), expected \(6,\)"):
         scorer.start(table[0, :5])
