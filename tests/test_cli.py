@@ -27,6 +27,7 @@ COMMANDS = (
     *("formats", "convert", "generate", "embed", "train", "calibrate"),
     *("recalibrate", "transfer", "evaluate", "compare", "diagnose", "score"),
 )
+BENCH = ("bench compare", "bench report")
 
 
 # Help and misuse
@@ -38,7 +39,7 @@ def test_the_module_runs() -> None:
     )
     assert finished.returncode == 0
     assert finished.stderr == ""
-    for name in COMMANDS:
+    for name in (*COMMANDS, "bench"):
         assert f"\n    {name}" in finished.stdout
 
 
@@ -87,10 +88,10 @@ def test_a_bug_is_traced_back(monkeypatch: pytest.MonkeyPatch) -> None:
         command("formats")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", (*COMMANDS, *BENCH))
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main([name, "--help"])
+        main([*name.split(), "--help"])
     assert stop.value.code == 0
     said = capsys.readouterr().out
     assert said.startswith(f"usage: jaxguard {name} ")

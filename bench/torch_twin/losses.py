@@ -124,8 +124,11 @@ def loss(model: RSSM, config: Config, stage: int, batch: Batch, gumbel: Tensor, 
     return sum(scales[name] * (value * mask).sum() / count for name, value in losses.items())
 
 
-def make_step(model: RSSM, config: Config, stage: int) -> Callable[[Batch], Tensor]:
-    """A training step as the product's: partition, clipping, AdamW; draws its own noise; returns the loss."""
+def make_step(model: RSSM, config: Config, stage: int, compile: bool = False) -> Callable[[Batch], Tensor]:
+    """A training step as the product's: partition, clipping, AdamW; draws its own noise; returns the loss.
+
+    ``compile`` compiles the loss and its gradient; the loop over time is unrolled, so that takes a while.
+    """
     settings = config.stage1 if stage == 1 else config.stage2
     modules = dict(model.named_children())
     labels = partition(stage, config.stage2.train_core)(modules)
@@ -144,13 +147,15 @@ def make_step(model: RSSM, config: Config, stage: int) -> Callable[[Batch], Tens
         if groups[label]
     ]
 
+    value_of = torch.compile(loss) if compile else loss
+
     def gumbel(*leading: int) -> Tensor:
         shape = (*leading, model.config.stoch, model.config.classes)
         return -torch.empty(shape).exponential_().log()
 
     def step(batch: Batch) -> Tensor:
         size, steps = batch.valid.shape
-        value = loss(model, config, stage, batch, gumbel(steps + (stage == 1), size), gumbel(size, steps))
+        value = value_of(model, config, stage, batch, gumbel(steps + (stage == 1), size), gumbel(size, steps))
         for optimiser in optimisers:
             optimiser.zero_grad(set_to_none=True)
         value.backward()

@@ -45,8 +45,9 @@ Encode = Callable[[StepWeights, jax.Array], jax.Array]
 Carry = tuple[jax.Array, Pool]
 """``h`` ``[B, D]`` and what the runs have shown."""
 
-KEPT = 16_384
-"""Encoded texts that a table holds; real sets need 4,000 to 16,000 for nearly all repeats."""
+KEPT = 8_192
+"""Encoded texts that a table holds. With 4,000 to 16,000 nearly all repeats of real sets are found; every call of
+:meth:`Scorer.score` clears that much memory first."""
 BATCHES = (256, 256, 64)
 """Observations, actions and instructions encoded at once. One number each: bits differ between batch sizes."""
 

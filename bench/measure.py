@@ -1,0 +1,105 @@
+"""Measuring variants side by side, and what a record says about it.
+
+Variants take turns of :data:`TURN` rounds, so that their ratio does not depend on what else the machine does, and
+before each turn one call brings a variant's weights into the caches. Compilation happens before and is timed apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+TURN = 20
+
+
+@dataclass
+class Variant:
+    """One way to do the same work.
+
+    ``run(i)`` does the i-th round and returns only when the result is there, on the host. ``slow`` variants get a tenth
+    of the rounds.
+    """
+
+    framework: str
+    run: Callable[[int], Any]
+    dtype: str = "float32"
+    slow: bool = False
+    compile_s: float | None = None
+    rounds_us: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Unavailable:
+    """A variant that this machine cannot run, and why."""
+
+    framework: str
+    unavailable: str
+    dtype: str = "float32"
+
+
+Variants = Mapping[str, Variant | Unavailable]
+
+
+def make(framework: str, build: Callable[[], Callable[[int], Any]], **settings: Any) -> Variant | Unavailable:
+    """Builds a variant and makes its first call, timed; a missing library makes it unavailable, other errors do not."""
+    begin = time.perf_counter()
+    try:
+        run = build()
+    except ImportError as error:
+        return Unavailable(framework, f"not installed: {error.name}")
+    run(0)
+    return Variant(framework, run, compile_s=round(time.perf_counter() - begin, 3), **settings)
+
+
+def take_turns(variants: Variants, rounds: int, turn: int = TURN) -> None:
+    """Fills ``rounds_us`` of every variant that can run."""
+    turns = max(rounds // turn, 1)
+    for number in range(turns):
+        for variant in variants.values():
+            if isinstance(variant, Unavailable) or (variant.slow and number % 10):
+                continue
+            variant.run(0)
+            for i in range(min(turn, rounds)):
+                begin = time.perf_counter()
+                variant.run(i)
+                variant.rounds_us.append((time.perf_counter() - begin) * 1e6)
+
+
+def describe(
+    variants: Variants, scenario: str, case: dict[str, Any], *, items: int, threads: int, turn: int = TURN, **more: Any
+) -> dict[str, Any]:
+    """The ``extra_info`` of a benchmark: raw rounds and everything needed to read them."""
+    told = {}
+    for name, variant in variants.items():
+        kept = ("framework", "dtype", "compile_s", "unavailable")
+        told[name] = {key: value for key in kept if (value := getattr(variant, key, None)) is not None}
+        if isinstance(variant, Variant):
+            told[name]["rounds_us"] = [round(us, 1) for us in variant.rounds_us]
+    return {
+        "scenario": scenario,
+        "case": case,
+        "items": items,
+        "threads": threads,
+        "turn": turn,
+        "variants": told,
+        **more,
+    }
+
+
+def lines(variants: Variants, what: str, base: str = "jax product") -> list[str]:
+    """One line per variant for the end of the run."""
+    result = []
+    product = variants[base]
+    reference = float(np.median(product.rounds_us)) if isinstance(product, Variant) else np.nan
+    for name, variant in variants.items():
+        if isinstance(variant, Unavailable):
+            result.append(f"{what} {name:22} {variant.unavailable}")
+            continue
+        p50 = float(np.median(variant.rounds_us))
+        tail = f", p99 {np.percentile(variant.rounds_us, 99):9.0f}" if len(variant.rounds_us) >= 100 else ""
+        result.append(f"{what} {name:22} p50 {p50:9.0f} us{tail}, {p50 / reference:5.2f} x product")
+    return result
