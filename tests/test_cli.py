@@ -88,7 +88,7 @@ def test_a_bug_is_traced_back(monkeypatch: pytest.MonkeyPatch) -> None:
         command("formats")
 
 
-@pytest.mark.parametrize("name", (*COMMANDS, *BENCH))
+@pytest.mark.parametrize("name", [*COMMANDS, *BENCH])
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*name.split(), "--help"])
