@@ -1,4 +1,4 @@
-"""Settings shared by the benchmarks: smoke mode, facts about the machine, and percentiles in every record."""
+"""Settings shared by the benchmarks: smoke mode, facts about the machine, one core, lines at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from jaxguard.training.checkpoints import versions
@@ -32,11 +31,6 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
     }
-
-
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    """Microseconds at the usual percentiles."""
-    return {f"p{q:g}_us": round(float(np.percentile(seconds, q)) * 1e6, 1) for q in (50, 90, 99, 99.9)}
 
 
 def _pin(cores: set[int]) -> None:

@@ -17,7 +17,7 @@ from jaxguard.world_model.rssm import RSSM
 from jaxguard.world_model.scorer import LiveState, Scorer
 
 Step = Callable[[np.ndarray, np.ndarray], tuple[float, float]]
-"""Observation and action ``[E]`` on the host to hazard and prefix risk; the session's state stands still."""
+"""Observation and action ``[E]`` on the host to hazard and prefix risk of a session whose instruction is zeros."""
 
 
 def product(config: ModelConfig, params: Params) -> Step:
@@ -54,10 +54,15 @@ aot = _of_live(lambda live, state, x: live.lower(state, x).compile())
 
 def _exported(live: Any, state: LiveState, x: np.ndarray) -> Callable[..., Any]:
     # Only plain containers can be serialised.
-    flat = jax.jit(lambda carry, given, x: live(LiveState(carry, given), x)[1])
+    flat = jax.jit(lambda carry, given, x: (*(after := live(LiveState(carry, given), x))[0], after[1]))
     data = jax.export.export(flat)(*state, x).serialize()
     reloaded = jax.jit(jax.export.deserialize(data).call)
-    return lambda state, x: (None, reloaded(*state, x))
+
+    def run(state: LiveState, x: np.ndarray) -> tuple[LiveState, jax.Array]:
+        carry, given, risks = reloaded(*state, x)
+        return LiveState(carry, given), risks
+
+    return run
 
 
 exported = _of_live(_exported)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -30,8 +31,13 @@ def test_call(benchmark, smoke: bool, say, one_core: str, observed: int, propose
     state = scorer.start(encoder.encode(["Look after the orders."])[0])
     fusion, cutoffs = FusionParams(), Cutoffs(0.9, 0.8)
 
+    def text(size: int) -> str:
+        return " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), size=size))
+
+    made = itertools.cycle([[text(observed), text(proposed)] for _ in range(500)])
+
     def texts() -> list[str]:
-        return [" ".join(WORDS[i] for i in rng.integers(0, len(WORDS), size=n)) for n in (observed, proposed)]
+        return next(made)
 
     def decide(hazard: float, prefix: float) -> int:
         _, evidence = advance(EvidenceState(), hazard, prefix, fusion)

@@ -16,7 +16,7 @@ from bench.test_single_stream import steps
 from jaxguard.config import MODEL_PRESETS
 
 NAMES = ("jax product", "torch eager", "onnxruntime")
-RATES = (20, 100, 300, 1000)
+RATES = (20, 100, 400, 1600)
 BOUND_MS = 10.0
 """The p99 that counts as holding a rate."""
 

@@ -128,10 +128,18 @@ def onnx_runtime(config: ModelConfig, params: Params) -> Step:
     return step
 
 
+def frozen(config: ModelConfig, params: Params) -> Step:
+    """`torch.compile` with the weights as constants, which lets it lay them out for its kernels."""
+    import torch
+
+    return _stepper(config, params, lambda model: torch.compile(model, fullgraph=True, options={"freezing": True}))
+
+
 VARIANTS: dict[str, Callable[[ModelConfig, Params], Step]] = {
     "torch eager": eager,
     "torch compile": compiled,
     "torch compile, autotuned": autotuned,
+    "torch compile, frozen": frozen,
     "torch folded": folded,
     "torch folded, compile": folded_compiled,
     "onnxruntime": onnx_runtime,

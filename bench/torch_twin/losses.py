@@ -130,6 +130,10 @@ def make_step(model: RSSM, config: Config, stage: int, compile: bool = False) ->
     ``compile`` compiles the loss and its gradient; the loop over time is unrolled, so that takes a while.
     """
     settings = config.stage1 if stage == 1 else config.stage2
+    # What the twin does not have.
+    assert settings.schedule == "constant"
+    assert not settings.input_dropout
+    assert config.stage2.positive_weight == 1.0
     modules = dict(model.named_children())
     labels = partition(stage, config.stage2.train_core)(modules)
     scales = {"full": 1.0, "scaled": config.stage2.world_model_scale}

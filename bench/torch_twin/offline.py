@@ -12,12 +12,18 @@ from bench.torch_twin.model import RSSM
 
 @torch.inference_mode()
 def score(
-    model: RSSM, table: torch.Tensor, items: Sequence[tuple[np.ndarray, np.ndarray, int]], batch: int
+    model: RSSM, table: np.ndarray, items: Sequence[tuple[np.ndarray, np.ndarray, int]], batch: int
 ) -> list[np.ndarray]:
     """Risks ``[T, 2]`` of trajectories given as row ids of ``table`` ``[N, E]`` (observations, actions, instruction).
 
-    What does not depend on the state, and reading the risks, is done for all steps of a batch at once.
+    Texts are encoded once, all together; reading the risks is done for all steps of a batch at once.
     """
+    vectors, encoded = torch.from_numpy(table), []
+    for encoder, kind in ((model.obs_encoder, 0), (model.act_encoder, 1)):
+        used = torch.from_numpy(np.unique(np.concatenate([item[kind] for item in items])))
+        every = torch.zeros(len(vectors), model.config.hidden)
+        every[used] = encoder(vectors[used])
+        encoded.append(every)
     order = np.argsort([len(act) for _, act, _ in items], kind="stable")
     result: list[np.ndarray] = [np.empty((0, 2))] * len(items)
     for start in range(0, len(order), batch):
@@ -27,8 +33,8 @@ def score(
         for row, i in enumerate(part):
             n = len(items[i][1])
             obs[row, :n], act[row, :n] = torch.from_numpy(items[i][0]), torch.from_numpy(items[i][1])
-        o, a = model.obs_encoder(table[obs]), model.act_encoder(table[act])
-        e = model.ins_encoder(table[[items[i][2] for i in part]])
+        o, a = encoded[0][obs], encoded[1][act]
+        e = model.ins_encoder(vectors[[items[i][2] for i in part]])
         h = torch.tanh(model.init(e))
         hs = []
         for t in range(longest):

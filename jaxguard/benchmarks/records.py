@@ -49,7 +49,7 @@ class Variant:
         framework: E.g. ``"jax"``; empty where not said.
         dtype: E.g. ``"float32"``; empty where not said.
         rounds: Microseconds of each round, in the order measured; empty where unavailable.
-        compile_s: Seconds of compilation; NaN where not said.
+        compile_s: Seconds to prepare the weights and make the first call, compilation in it; NaN where not said.
         unavailable: Why it was not measured; empty where it was.
     """
 
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Processor, and what the benchmarks noted: versions, ``device``, ``cores``, ``read_gb_s`` and the like."""
+        """Processor, and what the benchmarks noted: versions, ``device`` and ``cores``."""
         cpu, own = self.machine.get("cpu"), self.machine.get("jaxguard")
         brand = cpu.get("brand_raw") if isinstance(cpu, Mapping) else None
         return ({"processor": brand} if brand else {}) | (dict(own) if isinstance(own, Mapping) else {})

@@ -83,7 +83,7 @@ def lead(run: Run) -> str:
     cores = f", {known['cores']} cores" if "cores" in known else ""
     records, rows = len(run.records), len(run.frame)
     text = f"{records} record{'s' if records > 1 else ''} with {rows} measurements, on {device}{cores}."
-    rivals = run.frame[(run.frame.variant != PRODUCT) & run.frame.ratio.notna()]
+    rivals = run.frame[(run.frame.framework != "jax") & run.frame.ratio.notna()]
     if len(rivals):
         slower = int((rivals.ratio > 1).sum())
         text += (
@@ -97,8 +97,7 @@ def lead(run: Run) -> str:
 
 def facts(run: Run) -> list[tuple[str, str]]:
     """Machine, versions and provenance: names and values as text."""
-    units = {"read_gb_s": "read, GB/s", "matmul_gflop_s": "matmul, GFLOP/s"}
-    found = [(units.get(name, name), significant(value) if isinstance(value, float) else str(value))
+    found = [(name, significant(value) if isinstance(value, float) else str(value))
              for name, value in run.facts.items()]  # fmt: skip
     system = " ".join(str(run.machine[key]) for key in ("system", "machine") if run.machine.get(key))
     more = (("system", system), ("commit", run.commit), ("measured", run.datetime), ("file", run.path.name))

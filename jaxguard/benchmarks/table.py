@@ -12,7 +12,7 @@ from jaxguard.evaluation.wording import visible
 
 HEADS = (
     *("case", "variant", "threads", "rounds", "p50", "p90", "p99", "p99.9"),
-    *("items/s", "compile", "floor", "× floor", "ratio"),
+    *("items/s", "first call", "floor", "× floor", "ratio"),
 )
 TEXTS = (0, 1)  # columns that are texts, the others are numbers
 MEANING = (

@@ -195,9 +195,10 @@ class FeatureStore:
         ids = np.array([self._recent.get(text, -1) for text in texts], np.int64)
         if new := np.flatnonzero(ids < 0).tolist():
             ids[new] = self._find(_hashes([texts[i] for i in new]))
-            if len(self._recent) > _RECENT:
+            found = {texts[i]: int(ids[i]) for i in new[:_RECENT] if ids[i] >= 0 and len(texts[i]) <= _SHORT}
+            if len(self._recent) + len(found) > _RECENT:
                 self._recent.clear()
-            self._recent.update((texts[i], int(ids[i])) for i in new if ids[i] >= 0 and len(texts[i]) <= _SHORT)
+            self._recent |= found
         if (ids < 0).any():
             lost = np.flatnonzero(ids < 0)
             text = texts[lost[0]]

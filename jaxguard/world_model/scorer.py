@@ -69,7 +69,7 @@ class Scorer:
 
     def __init__(self, config: ModelConfig, params: Params):
         self.config = config
-        # Measured in bench/test_live_step.py: with the weights closed over as constants a call dispatches 3 arrays
+        # Measured in bench/test_single_stream.py: with the weights closed over as constants a call dispatches 3 arrays
         # instead of 60; `nnx.jit` on the module is an order of magnitude slower.
         weights = jax.device_get(jax.jit(lambda p: step_weights(build(config, p), config))(params))
         # A pooled head without a share, a kernel of zeros, sees nothing and costs nothing.

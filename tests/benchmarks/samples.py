@@ -12,7 +12,7 @@ MACHINE = {
     "system": "Linux",
     "machine": "x86_64",
     "cpu": {"brand_raw": "Some CPU"},
-    "jaxguard": {"jaxguard": "0.1.0", "jax": "0.10.2", "device": "cpu", "cores": 2, "read_gb_s": 12.5},
+    "jaxguard": {"jaxguard": "0.1.0", "jax": "0.10.2", "device": "cpu", "cores": 2},
 }
 
 
