@@ -28,7 +28,7 @@ class FoldedStep(nn.Module):
         for name, value in found._asdict().items():
             for i, leaf in enumerate(jax.tree.leaves(value)):
                 # Rows are gathered from the latents' matrices; the others are stored [out, in], as torch has them.
-                keep = np.ndim(leaf) < 2 or name in ("core_z", "read_z", "heads_out") or name == "heads_norm"
+                keep = np.ndim(leaf) < 2 or name in ("core_z", "read_z", "heads_out", "heads_norm")
                 tensor = torch.tensor(np.asarray(leaf) if keep else np.ascontiguousarray(np.asarray(leaf).T))
                 self.register_buffer(f"{name}_{i}", tensor)
         self.register_buffer("first_rows", torch.arange(config.stoch) * config.classes)

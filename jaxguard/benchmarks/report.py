@@ -83,7 +83,9 @@ def lead(run: Run) -> str:
     cores = f", {known['cores']} cores" if "cores" in known else ""
     records, rows = len(run.records), len(run.frame)
     text = f"{records} record{'s' if records > 1 else ''} with {rows} measurements, on {device}{cores}."
-    rivals = run.frame[(run.frame.framework != "jax") & run.frame.ratio.notna()]
+    # Queues of a server that cannot keep up grow with the time measured: their ratios say little.
+    alike = (run.frame.framework != "jax") & (run.frame.scenario != "Server")
+    rivals = run.frame[alike & run.frame.ratio.notna()]
     if len(rivals):
         slower = int((rivals.ratio > 1).sum())
         text += (

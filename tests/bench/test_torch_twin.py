@@ -17,13 +17,16 @@ from jaxguard.traces.drift import generate
 from jaxguard.training.state import loss_function
 from jaxguard.world_model import latents
 from jaxguard.world_model.losses import Batch
+from jaxguard.world_model.packing import Sequence
 from jaxguard.world_model.params import Params, flatten, init_params
 from jaxguard.world_model.scorer import Scorer
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # two threads that wait for each other on a busy machine take a hundred times longer
 
-from bench.torch_twin import losses, weights  # noqa: E402
+from bench.torch_twin import losses, offline, weights  # noqa: E402
+from bench.torch_twin.export import StepForExport  # noqa: E402
+from bench.torch_twin.folded import FoldedStep  # noqa: E402
 from bench.torch_twin.model import Decider  # noqa: E402
 
 RNG = np.random.default_rng(11)
@@ -79,6 +82,35 @@ def test_steps_agree_on_embedded_trajectories(embedded: list, pooled: bool) -> N
                 risks.append(expected)
     assert len(risks) > 15
     assert np.ptp(risks, axis=0).min() > 0.01
+
+
+def test_other_forms_of_the_step_agree() -> None:
+    params = perturbed(TINY, pooled=False)
+    vectors = RNG.normal(size=(7, TINY.embed_dim)).astype(np.float32)
+    scorer = Scorer(TINY, params)
+    folded, exported = FoldedStep(TINY, params).eval(), StepForExport(weights.twin(TINY, params)).eval()
+    state = scorer.start(vectors[0])
+    with torch.inference_mode():
+        starts = [model.start(torch.tensor(vectors[:1])) for model in (folded, exported)]
+        hs, given = [h for h, _ in starts], [e for _, e in starts]
+        for obs, act in vectors[1:].reshape(3, 2, -1):
+            state, *expected = scorer.step(state, obs, act)
+            x = torch.tensor(obs[None]), torch.tensor(act[None])
+            for i, model in enumerate((folded, exported)):
+                hs[i], risks = model(hs[i], given[i], *x)
+                np.testing.assert_allclose(risks[0], expected, atol=1e-5)
+                np.testing.assert_allclose(hs[i][0], state.carry[0, : TINY.deter], atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 100])
+def test_the_offline_loop_agrees_whatever_its_batches(batch: int) -> None:
+    params = perturbed(TINY, pooled=False)
+    table = RNG.normal(size=(30, TINY.embed_dim)).astype(np.float32)
+    items = [(*RNG.integers(0, 30, size=(2, n)), int(RNG.integers(0, 30))) for n in (3, 1, 7, 7, 2, 12, 5)]
+    expected = dict(Scorer(TINY, params).score((Sequence(*item) for item in items), lambda rows: table[rows]))
+    found = offline.score(weights.twin(TINY, params), table, items, batch)
+    for position, risks in expected.items():
+        np.testing.assert_allclose(found[position], risks, atol=1e-5)
 
 
 def test_weights_survive_the_way_there_and_back(tmp_path: Path) -> None:
