@@ -43,6 +43,14 @@ class Unavailable:
     dtype: str = "float32"
 
 
+WORDS = ("order", "server", "letter", "window", "report", "garden", "ticket", "invoice", "meeting", "river")
+
+
+def text(rng: np.random.Generator, words: int) -> str:
+    """A text of so many words, about as many tokens."""
+    return " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), size=words))
+
+
 Variants = Mapping[str, Variant | Unavailable]
 
 

@@ -9,15 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bench.measure import TURN, Variant, describe, lines, take_turns
+from bench.measure import TURN, Variant, describe, lines, take_turns, text
 from jaxguard.config import MODEL_PRESETS
 from jaxguard.decision.evidence import EvidenceState, FusionParams, advance
 from jaxguard.decision.policy import Cutoffs, decide_step
 from jaxguard.features.minilm import MiniLMEncoder
 from jaxguard.world_model.params import init_params
 from jaxguard.world_model.scorer import Scorer
-
-WORDS = ("order", "server", "letter", "window", "report", "garden", "ticket", "invoice", "meeting", "river")
 
 
 @pytest.mark.parametrize(("observed", "proposed"), [(60, 20), (240, 60)])
@@ -31,10 +29,7 @@ def test_call(benchmark, smoke: bool, say, one_core: str, observed: int, propose
     state = scorer.start(encoder.encode(["Look after the orders."])[0])
     fusion, cutoffs = FusionParams(), Cutoffs(0.9, 0.8)
 
-    def text(size: int) -> str:
-        return " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), size=size))
-
-    made = itertools.cycle([[text(observed), text(proposed)] for _ in range(500)])
+    made = itertools.cycle([[text(rng, observed), text(rng, proposed)] for _ in range(500)])
 
     def texts() -> list[str]:
         return next(made)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.measure import Unavailable, Variant, describe, lines, make, take_turns
+from bench.measure import Unavailable, Variant, describe, lines, make, take_turns, text
 from jaxguard.config import MODEL_PRESETS
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
@@ -87,7 +87,7 @@ def test_score_from_store(benchmark, smoke: bool, say, tmp_path: Path, new: floa
     expected = product(0)
     assert sum(map(len, expected.values())) == total
     for name, variant in variants.items():
-        if isinstance(variant, Variant):
+        if name != "jax product" and isinstance(variant, Variant):
             found = variant.run(0)
             far = [np.abs(found[i] - risks).max(axis=1) > 1e-5 for i, risks in expected.items()]
             # Where two classes of a latent are equally probable, rounding decides, and a run goes on differently.
@@ -110,20 +110,15 @@ def test_encoder(benchmark, smoke: bool, say) -> None:
     """Texts/s of the embedded encoder on texts of about 20, 60 and 250 tokens."""
     encoder = load_encoder()
     rng = np.random.default_rng(0)
-    words = ("order", "server", "letter", "window", "report", "garden", "ticket", "invoice", "meeting", "river")
-
-    def text(count: int) -> str:
-        return " ".join(words[i] for i in rng.integers(0, len(words), size=count))
-
     benchmark.group = "embedded encoder"
     for count in (20,) if smoke else (20, 60, 250):
-        batch = [text(count) for _ in range(8 if smoke else 256)]
+        batch = [text(rng, count) for _ in range(8 if smoke else 256)]
         encoder.encode(batch)
         begin = time.perf_counter()
         encoder.encode([f"{t} again" for t in batch])
         rate = len(batch) / (time.perf_counter() - begin)
         benchmark.extra_info[f"texts_per_s_{count}_tokens"] = round(rate, 1)
         say(f"embedded encoder, about {count} tokens: {rate:,.0f} texts/s")
-    pair = [text(60), text(20)]
+    pair = [text(rng, 60), text(rng, 20)]
     benchmark.pedantic(lambda: encoder.encode(pair, live=True), rounds=3 if smoke else 100, warmup_rounds=2)
     say(f"embedded encoder, one call (observation + action): {benchmark.stats.stats.median * 1e3:.1f} ms")

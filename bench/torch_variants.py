@@ -21,76 +21,39 @@ def use_cores() -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
-def _stepper(config: ModelConfig, params: Params, change: Callable) -> Step:
-    import torch
-
+def _twin(config: ModelConfig, params: Params) -> Any:
     from bench.torch_twin.weights import twin
 
-    use_cores()
-    model = twin(config, params)
-    run = change(model)
-    with torch.inference_mode():
-        state = model.start(torch.zeros(1, config.embed_dim))
-
-    def step(obs: np.ndarray, act: np.ndarray) -> tuple[float, float]:
-        with torch.inference_mode():
-            _, risks = run(state, torch.from_numpy(obs)[None], torch.from_numpy(act)[None])
-            hazard, prefix = risks[0].tolist()
-        return hazard, prefix
-
-    return step
+    return twin(config, params)
 
 
-def eager(config: ModelConfig, params: Params) -> Step:
-    """Eager, under `inference_mode`."""
-    return _stepper(config, params, lambda model: model)
-
-
-def compiled(config: ModelConfig, params: Params) -> Step:
-    """`torch.compile`, default mode."""
-    import torch
-
-    return _stepper(config, params, lambda model: torch.compile(model, fullgraph=True))
-
-
-def autotuned(config: ModelConfig, params: Params) -> Step:
-    """`torch.compile`, the mode that tries several kernels for each product."""
-    import torch
-
-    mode = "max-autotune" if torch.cuda.is_available() else "max-autotune-no-cudagraphs"
-    return _stepper(config, params, lambda model: torch.compile(model, fullgraph=True, mode=mode))
-
-
-def _folded(config: ModelConfig, params: Params, change: Callable) -> Step:
-    import torch
-
+def _folded(config: ModelConfig, params: Params) -> Any:
     from bench.torch_twin.folded import FoldedStep
 
-    use_cores()
-    model = FoldedStep(config, params).eval()
-    run = change(model)
-    with torch.inference_mode():
-        h, given = model.start(torch.zeros(1, config.embed_dim))
+    return FoldedStep(config, params).eval()
 
-    def step(obs: np.ndarray, act: np.ndarray) -> tuple[float, float]:
+
+def _variant(make: Callable[[ModelConfig, Params], Any], **compilation: Any) -> Callable[[ModelConfig, Params], Step]:
+    """A step under `inference_mode`, eager or by `torch.compile` with these settings."""
+
+    def variant(config: ModelConfig, params: Params) -> Step:
+        import torch
+
+        use_cores()
+        model = make(config, params)
+        run = torch.compile(model, fullgraph=True, **compilation) if compilation else model
         with torch.inference_mode():
-            _, risks = run(h, given, torch.from_numpy(obs)[None], torch.from_numpy(act)[None])
-            hazard, prefix = risks[0].tolist()
-        return hazard, prefix
+            state = model.start(torch.zeros(1, config.embed_dim))
 
-    return step
+        def step(obs: np.ndarray, act: np.ndarray) -> tuple[float, float]:
+            with torch.inference_mode():
+                _, risks = run(state, torch.from_numpy(obs)[None], torch.from_numpy(act)[None])
+                hazard, prefix = risks[0].tolist()
+            return hazard, prefix
 
+        return step
 
-def folded(config: ModelConfig, params: Params) -> Step:
-    """The product's algebra, eager."""
-    return _folded(config, params, lambda model: model)
-
-
-def folded_compiled(config: ModelConfig, params: Params) -> Step:
-    """The product's algebra, `torch.compile`."""
-    import torch
-
-    return _folded(config, params, lambda model: torch.compile(model, fullgraph=True))
+    return variant
 
 
 def export_session(config: ModelConfig, params: Params, batch: int) -> tuple[Any, dict[str, np.ndarray]]:
@@ -128,19 +91,15 @@ def onnx_runtime(config: ModelConfig, params: Params) -> Step:
     return step
 
 
-def frozen(config: ModelConfig, params: Params) -> Step:
-    """`torch.compile` with the weights as constants, which lets it lay them out for its kernels."""
-    import torch
-
-    return _stepper(config, params, lambda model: torch.compile(model, fullgraph=True, options={"freezing": True}))
-
-
 VARIANTS: dict[str, Callable[[ModelConfig, Params], Step]] = {
-    "torch eager": eager,
-    "torch compile": compiled,
-    "torch compile, autotuned": autotuned,
-    "torch compile, frozen": frozen,
-    "torch folded": folded,
-    "torch folded, compile": folded_compiled,
+    "torch eager": _variant(_twin),
+    "torch compile": _variant(_twin, mode="default"),
+    # Tries several kernels for each product.
+    "torch compile, autotuned": _variant(_twin, mode="max-autotune-no-cudagraphs"),
+    # Weights as constants, which lets it lay them out for its kernels.
+    "torch compile, frozen": _variant(_twin, options={"freezing": True}),
+    # With the product's algebra.
+    "torch folded": _variant(_folded),
+    "torch folded, compile": _variant(_folded, mode="default"),
     "onnxruntime": onnx_runtime,
 }

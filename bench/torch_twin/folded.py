@@ -17,6 +17,9 @@ from jaxguard.world_model.layers import EPSILON
 from jaxguard.world_model.params import Params, build
 from jaxguard.world_model.rssm import StepWeights, step_weights
 
+State = tuple[Tensor, Tensor]
+"""``h`` ``[1, D]`` and the heads' instruction term ``[1, 2H]``."""
+
 
 class FoldedStep(nn.Module):
     """One step for one session; without the pooled head."""
@@ -47,15 +50,15 @@ class FoldedStep(nn.Module):
         index = logits.view(self.config.stoch, self.config.classes).argmax(dim=-1) + self.first_rows
         return kernel[index].sum(dim=0, keepdim=True)
 
-    def start(self, ins: Tensor) -> tuple[Tensor, Tensor]:
+    def start(self, ins: Tensor) -> State:
         """``h_0`` ``[1, D]`` and the heads' instruction term ``[1, 2H]`` of an instruction ``[1, E]``."""
         e = self.dense("ins", ins)
         h = torch.tanh(F.linear(self.dense("init", e), self.init_out_0, self.init_bias_0))
         return h, F.linear(e, self.heads_e_0)
 
-    def forward(self, h: Tensor, given: Tensor, obs: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:
-        """Next state ``[1, D]`` and risks ``[1, 2]``."""
-        c = self.config
+    def forward(self, state: State, obs: Tensor, act: Tensor) -> tuple[State, Tensor]:
+        """The state after a step, and risks ``[1, 2]``."""
+        c, (h, given) = self.config, state
         width, flat = c.hidden, c.stoch * c.classes
         a = self.dense("act", act)
         from_a, from_h = F.linear(a, self.from_a_0), F.linear(h, self.from_h_0)
@@ -72,9 +75,9 @@ class FoldedStep(nn.Module):
         h = torch.lerp(torch.tanh(xn + torch.sigmoid(xr + hr) * hn), h, update)
         read = F.linear(h, self.read_h_0)
         prior = self.normed(read[:, :width] + self.prior_bias_0, "prior_norm")
-        state = read[:, width:] + self.rows(F.linear(prior, self.prior_out_0, self.prior_out_bias_0), self.read_z_0)
-        adapter = self.normed(state[:, : c.adapter_dim] + self.adapter_bias_0, "adapter_norm")
-        x = state[:, c.adapter_dim :] + F.linear(adapter, self.adapter_heads_0)
+        latent = read[:, width:] + self.rows(F.linear(prior, self.prior_out_0, self.prior_out_bias_0), self.read_z_0)
+        adapter = self.normed(latent[:, : c.adapter_dim] + self.adapter_bias_0, "adapter_norm")
+        x = latent[:, c.adapter_dim :] + F.linear(adapter, self.adapter_heads_0)
         x = (x + from_a[:, 3 * c.deter :] + given + self.heads_bias_0).view(1, 2, width)
         logits = (self.normed(x, "heads_norm") * self.heads_out_0).sum(dim=-1) + self.heads_out_bias_0
-        return h, torch.sigmoid(logits)
+        return (h, given), torch.sigmoid(logits)

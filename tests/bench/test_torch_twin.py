@@ -90,15 +90,16 @@ def test_other_forms_of_the_step_agree() -> None:
     folded, exported = FoldedStep(TINY, params).eval(), StepForExport(weights.twin(TINY, params)).eval()
     state = scorer.start(vectors[0])
     with torch.inference_mode():
-        starts = [model.start(torch.tensor(vectors[:1])) for model in (folded, exported)]
-        hs, given = [h for h, _ in starts], [e for _, e in starts]
+        other = folded.start(torch.tensor(vectors[:1]))
+        h, e = exported.start(torch.tensor(vectors[:1]))
         for obs, act in vectors[1:].reshape(3, 2, -1):
             state, *expected = scorer.step(state, obs, act)
             x = torch.tensor(obs[None]), torch.tensor(act[None])
-            for i, model in enumerate((folded, exported)):
-                hs[i], risks = model(hs[i], given[i], *x)
+            other, found = folded(other, *x)
+            h, also = exported(h, e, *x)
+            for risks, moved in ((found, other[0]), (also, h)):
                 np.testing.assert_allclose(risks[0], expected, atol=1e-5)
-                np.testing.assert_allclose(hs[i][0], state.carry[0, : TINY.deter], atol=1e-5)
+                np.testing.assert_allclose(moved[0], state.carry[0, : TINY.deter], atol=1e-5)
 
 
 def test_the_offline_loop_agrees_whatever_its_batches() -> None:
