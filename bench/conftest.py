@@ -33,6 +33,13 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def float32() -> Iterator[None]:
+    """On a GPU jax may multiply with fewer bits than float32 has, which PyTorch does not by default."""
+    with jax.default_matmul_precision("highest") if jax.default_backend() != "cpu" else contextlib.nullcontext():
+        yield
+
+
 def _pin(cores: set[int]) -> None:
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):  # a thread that ended meanwhile

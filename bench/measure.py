@@ -1,7 +1,9 @@
 """Measuring variants side by side, and what a record says about it.
 
-Variants take turns of :data:`TURN` rounds, so that their ratio does not depend on what else the machine does, and
-before each turn one call brings a variant's weights into the caches. Compilation happens before and is timed apart.
+Variants take turns of :data:`TURN` rounds, so that their ratio does not depend on what else the machine does. Their
+order is drawn anew each time: threads of one runtime still spin when the next variant begins, and whoever always
+followed it would pay. A pause lets them fall asleep, then calls that are not counted bring the variant's own threads
+and weights back. Compilation happens before and is timed apart.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import jax
 import numpy as np
 
 TURN = 20
+PAUSE_S = 0.01
+WARM_UP = 2
 
 
 @dataclass
@@ -32,6 +36,10 @@ class Variant:
     slow: bool = False
     compile_s: float | None = None
     rounds_us: list[float] = field(default_factory=list)
+
+
+class CannotRun(Exception):
+    """A variant is not for this machine; the message says why."""
 
 
 @dataclass
@@ -57,34 +65,55 @@ Variants = Mapping[str, Variant | Unavailable]
 def make(framework: str, build: Callable[[], Callable[[int], Any]], **settings: Any) -> Variant | Unavailable:
     """Builds a variant and makes its first call: its ``compile_s``, with preparing weights but without imports.
 
-    A missing library makes it unavailable, other errors do not.
+    A missing library or :class:`CannotRun` makes it unavailable, other errors do not.
     """
-    if framework != "jax" and jax.default_backend() != "cpu":
-        return Unavailable(framework, f"measured on the CPU only, and jax runs on {jax.default_backend()}")
     try:
         importlib.import_module(framework)
         begin = time.perf_counter()
         run = build()
     except ModuleNotFoundError as error:
         return Unavailable(framework, f"not installed: {error.name}")
+    except CannotRun as error:
+        return Unavailable(framework, str(error))
     run(0)
     return Variant(framework, run, compile_s=round(time.perf_counter() - begin, 3), **settings)
 
 
-def take_turns(variants: Variants, rounds: int, turn: int = TURN) -> None:
-    """Fills ``rounds_us`` of every variant that can run."""
-    turns = max(rounds // turn, 1)
-    order = list(variants.values())
-    for number in range(turns):
-        order.append(order.pop(0))  # so that none always follows the same other, whose threads may still be awake
-        for variant in order:
-            if isinstance(variant, Unavailable) or (variant.slow and number % 10):
+def take_turns(variants: Variants, rounds: int, turn: int = TURN, warm_up: int = WARM_UP) -> None:
+    """Fills ``rounds_us`` of every variant that can run; ``warm_up`` calls before each turn are not counted."""
+    rng = np.random.default_rng(0)
+    runnable = [variant for variant in variants.values() if isinstance(variant, Variant)]
+    for number in range(max(rounds // turn, 1)):
+        for place in rng.permutation(len(runnable)):
+            variant = runnable[place]
+            if variant.slow and number % 10:
                 continue
-            variant.run(0)
+            time.sleep(PAUSE_S)
+            for i in range(warm_up):
+                variant.run(i)
             for i in range(min(turn, rounds)):
                 begin = time.perf_counter()
                 variant.run(i)
                 variant.rounds_us.append((time.perf_counter() - begin) * 1e6)
+
+
+def median_us(run: Callable[[], object], rounds: int = 200) -> float:
+    """Median microseconds of a call."""
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times)) * 1e6
+
+
+def with_transfers(p50_us: float, given: np.ndarray, results: int) -> dict[str, float]:
+    """Parts of a call: bringing its inputs to jax's device, its ``results`` (so many floats) back, and the rest."""
+    made = iter([jax.block_until_ready(jax.numpy.full(results, float(i))) for i in range(200)])
+    inward = median_us(lambda: jax.block_until_ready(jax.device_put(given)))
+    outward = median_us(lambda: np.asarray(next(made)))  # a fresh one each: an array remembers its copy on the host
+    rest = max(p50_us - inward - outward, 0.0)
+    return {"inputs to the device": inward, "step and decision": rest, "results back": outward}
 
 
 def describe(

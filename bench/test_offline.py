@@ -10,28 +10,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.measure import Unavailable, Variant, describe, lines, make, take_turns, text
-from jaxguard.config import MODEL_PRESETS
+from bench.measure import Unavailable, Variant, describe, make, take_turns, text
+from jaxguard.config import MODEL_PRESETS, ModelConfig
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
 from jaxguard.world_model.packing import Sequence
-from jaxguard.world_model.params import init_params
+from jaxguard.world_model.params import Params, init_params
 from jaxguard.world_model.scorer import Scorer
 
 FINGERPRINT = EncoderFingerprint("bench", "none", 0, "mean", "float32", 1, "none")
 
 
-@pytest.mark.parametrize("new", [1.0, 0.25], ids=["new", "repeated"])
-def test_score_from_store(benchmark, smoke: bool, say, tmp_path: Path, new: float) -> None:
-    """Steps/s of the `small` model from a feature store on disk, lengths 3 to 40.
+Named = list[list[str]]
+Found = dict[int, np.ndarray]
 
-    ``new`` is the share of texts not seen before; a quarter is that of AgentDyn, and few real sets have more.
+LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "3 to 40 steps": lambda rng, n: rng.integers(3, 41, n),
+    "16 steps each": lambda rng, n: np.full(n, 16),
+    "1 to 400 steps": lambda rng, n: np.exp(rng.normal(np.log(8), 1.1, n)).astype(int).clip(1, 400),  # half below 9
+}
+
+
+def archive(path: Path, config: ModelConfig, lengths: np.ndarray, new: float) -> tuple[FeatureStore, Named]:
+    """A store of random vectors, and the texts of every trajectory: observations, actions, instruction.
+
+    ``new`` is the share of texts that were not there before.
     """
-    config = MODEL_PRESETS["small"]
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(3, 41, size=100 if smoke else 5_000)
-    total = int(lengths.sum())
+    rng = np.random.default_rng(1)
 
     def draw(kind: str, size: int) -> np.ndarray:
         is_new = rng.random(size) < new
@@ -40,69 +46,86 @@ def test_score_from_store(benchmark, smoke: bool, say, tmp_path: Path, new: floa
         back = (rng.random(size) * np.minimum(count, 2_000)).astype(int)  # one seen before is one of the latest
         return np.array([f"{kind} {i}" for i in count - 1 - np.where(is_new, 0, back)])
 
+    total = int(lengths.sum())
     obs, act, ins = draw("observation", total), draw("action", total), draw("instruction", len(lengths))
     texts = np.unique(np.concatenate([obs, act, ins])).tolist()
-    store = FeatureStore.create_or_open(tmp_path / "store", FINGERPRINT, config.embed_dim)
+    store = FeatureStore.create_or_open(path, FINGERPRINT, config.embed_dim)
     store.add(texts, rng.normal(size=(len(texts), config.embed_dim)).astype(np.float32))
-    ends = lengths.cumsum()
-    named = [
+    return store, [
         [*obs[end - n : end].tolist(), *act[end - n : end].tolist(), str(e)]
-        for n, end, e in zip(lengths, ends, ins, strict=True)
+        for n, end, e in zip(lengths, lengths.cumsum(), ins, strict=True)
     ]
+
+
+def torch_loop(config: ModelConfig, params: Params, store: FeatureStore, named: Named, batch: int):
+    """What a script would do: all vectors in memory at once, trajectories sorted by length, padded batches."""
+    from bench.torch_twin import offline
+    from bench.torch_twin.weights import twin
+    from bench.torch_variants import device
+
+    model = twin(config, params).to(device())
+
+    def run(_: int) -> Found:
+        rows = [store.rows(own) for own in named]
+        items = [(r[: len(r) // 2], r[len(r) // 2 : -1], int(r[-1])) for r in rows]
+        return dict(enumerate(offline.score(model, store.gather(np.arange(store.row_count)), items, batch)))
+
+    return run
+
+
+# A quarter of new texts is the share of AgentDyn, and few real sets have more.
+@pytest.mark.parametrize(
+    ("size", "lengths", "new", "batch"),
+    [
+        *(("small", "3 to 40 steps", 0.25, batch) for batch in (32, 128, 256)),
+        ("small", "3 to 40 steps", 1.0, 128),
+        ("small", "16 steps each", 0.25, 128),
+        ("small", "1 to 400 steps", 0.25, 128),
+        ("paper", "3 to 40 steps", 0.25, 128),
+    ],
+)
+def test_score_from_store(
+    benchmark, smoke: bool, say, tmp_path: Path, size: str, lengths: str, new: float, batch: int
+) -> None:
+    """Steps/s from a feature store on disk; ``batch`` are the product's lanes (128 is what it takes)."""
+    if smoke and (new, batch) != (1.0, 128):
+        pytest.skip("left out of the smoke run")
+    config = MODEL_PRESETS[size]
+    count = 100 if smoke else 500 if size == "paper" else 2_500
+    drawn = LENGTHS[lengths](np.random.default_rng(0), count)
+    total = int(drawn.sum())
+    store, named = archive(tmp_path / "store", config, drawn, new)
     params = init_params(config, 0)
     scorer = Scorer(config, params)
 
-    Found = dict[int, np.ndarray]
-
     def product(_: int) -> Found:
         def sequences():
-            for n, own in zip(lengths, named, strict=True):
+            for own in named:
                 rows = store.rows(own)
-                yield Sequence(rows[:n], rows[n:-1], int(rows[-1]))
+                yield Sequence(rows[: len(rows) // 2], rows[len(rows) // 2 : -1], int(rows[-1]))
 
-        return dict(scorer.score(sequences(), store.gather))
-
-    def torch_loop(batch: int) -> Callable[[], Callable[[int], Found]]:
-        def build() -> Callable[[int], Found]:
-            from bench.torch_twin import offline
-            from bench.torch_twin.weights import twin
-            from bench.torch_variants import use_cores
-
-            use_cores()
-            model = twin(config, params)
-
-            def run(_: int) -> Found:
-                # All vectors at once, in memory: what a script would do with an archive of this size.
-                rows = [store.rows(own) for own in named]
-                items = [(r[:n], r[n:-1], int(r[-1])) for n, r in zip(lengths, rows, strict=True)]
-                return dict(enumerate(offline.score(model, store.gather(np.arange(len(texts))), items, batch)))
-
-            return run
-
-        return build
+        return dict(scorer.score(sequences(), store.gather, lanes=batch))
 
     variants: dict[str, Variant | Unavailable] = {"jax product": make("jax", lambda: product)}
     if not smoke:
-        variants |= {f"torch eager, batch {b}": make("torch", torch_loop(b)) for b in (32, 128)}
+        variants["torch eager"] = make("torch", lambda: torch_loop(config, params, store, named, batch))
     expected = product(0)
-    assert sum(map(len, expected.values())) == total
+    assert [len(expected[i]) for i in range(count)] == drawn.tolist()
     for name, variant in variants.items():
         if name != "jax product" and isinstance(variant, Variant):
             found = variant.run(0)
             far = [np.abs(found[i] - risks).max(axis=1) > 1e-5 for i, risks in expected.items()]
             # Where two classes of a latent are equally probable, rounding decides, and a run goes on differently.
             assert np.concatenate(far).mean() < 1e-3, name
-    take_turns(variants, 1 if smoke else 5, turn=1)
+    take_turns(variants, 1 if smoke else 7, turn=1, warm_up=0)
     cores = len(os.sched_getaffinity(0))
-    benchmark.group = "Offline, small"
-    case = {"size": "small", "new_texts": new}
+    benchmark.group = f"Offline, {size}"
+    case = {"size": size, "lengths": lengths, "new_texts": new, "batch": batch}
     benchmark.extra_info.update(describe(variants, "Offline", case, items=total, threads=cores, turn=1))
-    for line in lines(variants, f"Offline small, {new:.0%} of texts new"):
-        say(line)
     for name, variant in variants.items():
         if isinstance(variant, Variant):
             rate = total / np.median(variant.rounds_us) * 1e6
-            say(f"Offline small, {new:.0%} of texts new: {name} {rate:,.0f} steps/s from the feature store")
+            say(f"Offline {size}, {lengths}, {new:.0%} of texts new, batch {batch}: {name} {rate:,.0f} steps/s")
     benchmark.pedantic(product, (0,), rounds=1)
 
 

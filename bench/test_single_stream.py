@@ -14,7 +14,7 @@ import pytest
 
 from bench import floor, jax_variants, torch_variants
 from bench.jax_variants import Step
-from bench.measure import Unavailable, Variant, describe, lines, make, take_turns
+from bench.measure import Unavailable, Variant, describe, lines, make, take_turns, with_transfers
 from jaxguard.config import MODEL_PRESETS, ModelConfig
 from jaxguard.decision.evidence import EvidenceState, FusionParams, advance
 from jaxguard.decision.policy import Cutoffs, decide_step
@@ -63,16 +63,16 @@ def test_back_to_back(benchmark, smoke: bool, say, one_core: str, size: str) -> 
     limits = floor.measure(read)
     # Each weight that is read is used for one multiplication and one addition.
     least = limits.floor_us(read, read / 2)
+    product = variants["jax product"]
+    assert isinstance(product, Variant)
+    split = with_transfers(float(np.median(product.rounds_us)), np.zeros((2, 1, config.embed_dim), np.float32), 2)
+    case = {"size": size, "gap_ms": 0}
     benchmark.group = f"SingleStream, {size}"
     benchmark.extra_info.update(
-        describe(
-            variants, "SingleStream", {"size": size, "gap_ms": 0}, items=1, threads=1, floor_us=least, cores=one_core
-        )
+        describe(variants, "SingleStream", case, items=1, threads=1, floor_us=least, cores=one_core, split_us=split)
     )
     for line in lines(variants, f"SingleStream {size} ({one_core})"):
         say(line)
-    product = variants["jax product"]
-    assert isinstance(product, Variant)
     say(f"SingleStream {size}: {np.median(product.rounds_us) / least['read']:.2f} x the time to read its weights")
     benchmark.pedantic(product.run, (3,), rounds=rounds, warmup_rounds=5)
 

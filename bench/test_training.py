@@ -35,11 +35,11 @@ def torch_twin(config: Config, stage: int, batch: Batch, compile: bool = False) 
 
     from bench.torch_twin import losses
     from bench.torch_twin.weights import twin
-    from bench.torch_variants import use_cores
+    from bench.torch_variants import device
 
-    use_cores()
-    model = twin(config.model, init_params(config.model, 0)).train()
-    given = losses.Batch(*(torch.tensor(np.asarray(x)) for x in batch))
+    place = device()
+    model = twin(config.model, init_params(config.model, 0)).train().to(place)
+    given = losses.Batch(*(torch.tensor(np.asarray(x), device=place) for x in batch))
     step = losses.make_step(model, config, stage, compile)
     return lambda _: step(given).item()
 

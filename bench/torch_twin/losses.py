@@ -155,7 +155,7 @@ def make_step(model: RSSM, config: Config, stage: int, compile: bool = False) ->
 
     def gumbel(*leading: int) -> Tensor:
         shape = (*leading, model.config.stoch, model.config.classes)
-        return -torch.empty(shape).exponential_().log()
+        return -torch.empty(shape, device=model.init.out.weight.device).exponential_().log()
 
     def step(batch: Batch) -> Tensor:
         size, steps = batch.valid.shape

@@ -18,10 +18,11 @@ def score(
 
     Texts are encoded once, all together; reading the risks is done for all steps of a batch at once.
     """
-    vectors, encoded = torch.from_numpy(table), []
+    place = model.init.out.weight.device
+    vectors, encoded = torch.from_numpy(table).to(place), []
     for encoder, kind in ((model.obs_encoder, 0), (model.act_encoder, 1)):
-        used = torch.from_numpy(np.unique(np.concatenate([item[kind] for item in items])))
-        every = torch.zeros(len(vectors), model.config.hidden)
+        used = torch.from_numpy(np.unique(np.concatenate([item[kind] for item in items]))).to(place)
+        every = torch.zeros(len(vectors), model.config.hidden, device=place)
         every[used] = encoder(vectors[used])
         encoded.append(every)
     order = np.argsort([len(act) for _, act, _ in items], kind="stable")
@@ -33,7 +34,7 @@ def score(
         for row, i in enumerate(part):
             n = len(items[i][1])
             obs[row, :n], act[row, :n] = torch.from_numpy(items[i][0]), torch.from_numpy(items[i][1])
-        o, a = encoded[0][obs], encoded[1][act]
+        o, a = encoded[0][obs.to(place)], encoded[1][act.to(place)]
         e = model.ins_encoder(vectors[[items[i][2] for i in part]])
         h = torch.tanh(model.init(e))
         hs = []
@@ -43,7 +44,7 @@ def score(
             hs.append(h)
         every = torch.stack(hs, dim=1)
         zhat = model.mode(model.latent_logits(model.prior(every)))
-        risks = torch.sigmoid(model.risk_logits(every, zhat, a, e[:, None].expand(-1, longest, -1))).numpy()
+        risks = torch.sigmoid(model.risk_logits(every, zhat, a, e[:, None].expand(-1, longest, -1))).cpu().numpy()
         for row, i in enumerate(part):
             result[i] = risks[row, : len(items[i][1])]
     return result

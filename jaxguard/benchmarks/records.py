@@ -74,6 +74,7 @@ class Record:
         turn: Rounds that a variant takes before the next has its turn.
         floors: Least microseconds a round can take, by what limits it: ``read``, ``matmul``.
         split: Microseconds by part of a round; empty where not measured.
+        holds: By variant, the highest rate of arrivals it answers in time, per second; empty where not measured.
         variants: In the file's order.
     """
 
@@ -85,6 +86,7 @@ class Record:
     turn: int
     floors: Mapping[str, float]
     split: Mapping[str, float]
+    holds: Mapping[str, float]
     variants: tuple[Variant, ...]
 
     @property
@@ -227,8 +229,9 @@ def _record(where: str, extra: Mapping[str, Any]) -> Record:
         scenario=scenario,
         case=case_text(fields) or "all",
         fields=fields,
-        floors=_times(f"{where}: floor_us", extra.get("floor_us")),
-        split=_times(f"{where}: split_us", extra.get("split_us")),
+        floors=_figures(f"{where}: floor_us", extra.get("floor_us"), "microseconds"),
+        split=_figures(f"{where}: split_us", extra.get("split_us"), "microseconds"),
+        holds=_figures(f"{where}: holds_per_s", extra.get("holds_per_s"), "calls per second"),
         variants=tuple(_variant(f"{where}: variants.{name}", name, entry) for name, entry in variants.items()),
         **counts,  # type: ignore[arg-type]  # checked above
     )
@@ -336,12 +339,12 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _times(where: str, value: Any) -> dict[str, float]:
-    times = _mapping(where, {} if value is None else value)
-    for name, us in times.items():
-        if not _finite(us) or us < 0:
-            raise _wrong(f"{where}.{name}", us, "microseconds: a finite number of at least 0")
-    return {name: float(us) for name, us in times.items()}
+def _figures(where: str, value: Any, unit: str) -> dict[str, float]:
+    figures = _mapping(where, {} if value is None else value)
+    for name, figure in figures.items():
+        if not _finite(figure) or figure < 0:
+            raise _wrong(f"{where}.{name}", figure, f"{unit}: a finite number of at least 0")
+    return {name: float(figure) for name, figure in figures.items()}
 
 
 def _finite(value: Any) -> bool:

@@ -56,7 +56,7 @@ def render_tables(run: Run) -> str:
     """The tables of all scenarios, and what a reader must know of them, for a terminal."""
     lines = [visible(lead(run)), *run.notes]
     for scenario in _present(run):
-        lines += ["", scenario, scenario_table(run.frame[run.frame.scenario == scenario])]
+        lines += ["", scenario, scenario_table(run.frame[run.frame.scenario == scenario]), *_held(run, scenario)]
     return "\n".join(lines) + "\n"
 
 
@@ -68,6 +68,7 @@ def render_markdown(run: Run) -> str:
     for scenario in _present(run):
         lines += [f"## {scenario}", "", SCENARIOS[scenario], ""]
         lines += [scenario_table(run.frame[run.frame.scenario == scenario]), ""]
+        lines += [line for text in _held(run, scenario) for line in (text, "")]
         for record in _split_records(run, scenario):
             parts = ", ".join(f"{name} {duration(us)}" for name, us in record.split.items())
             lines += [visible(f"{record.case}: {parts}."), ""]
@@ -143,10 +144,20 @@ def _section(run: Run, scenario: str) -> dict[str, Any]:
     return {
         "heading": scenario,
         "note": SCENARIOS[scenario],
+        "held": _held(run, scenario),
         "rows": rows,
         "figures": figures,
         "wide": wide,
     }
+
+
+def _held(run: Run, scenario: str) -> list[str]:
+    """Sentences on the rates of arrivals that variants keep up with."""
+    return [
+        visible(f"Held, {record.case}: {', '.join(f'{name} {_rate(rate)}/s' for name, rate in record.holds.items())}.")
+        for record in run.records
+        if record.scenario == scenario and record.holds
+    ]
 
 
 def _split_records(run: Run, scenario: str) -> list[Record]:

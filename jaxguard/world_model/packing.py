@@ -50,19 +50,19 @@ class Piece(NamedTuple):
 
 
 class Block(NamedTuple):
-    obs: np.ndarray  # [CHUNK, LANES] row ids
-    act: np.ndarray  # [CHUNK, LANES]
-    ins: np.ndarray  # [CHUNK, LANES]
-    is_first: np.ndarray  # [CHUNK, LANES] bool
+    obs: np.ndarray  # [CHUNK, lanes] row ids
+    act: np.ndarray  # [CHUNK, lanes]
+    ins: np.ndarray  # [CHUNK, lanes]
+    is_first: np.ndarray  # [CHUNK, lanes] bool
     pieces: list[Piece]
 
 
 class Packer:
     """Fills lanes from a stream of sequences, block after block."""
 
-    def __init__(self, sequences: Iterable[Sequence]):
+    def __init__(self, sequences: Iterable[Sequence], lanes: int):
         self._stream = enumerate(sequences)
-        self._lanes: list[Running | None] = [None] * LANES
+        self._lanes: list[Running | None] = [None] * lanes
         self.empty: list[tuple[int, np.ndarray]] = []  # trajectories without steps
 
     def _take(self) -> Running | None:
@@ -79,10 +79,11 @@ class Packer:
 
     def next_block(self) -> Block | None:
         """The next steps of all lanes; None when nothing is left."""
-        obs, act, ins = (np.zeros((CHUNK, LANES), np.int64) for _ in range(3))
-        is_first = np.zeros((CHUNK, LANES), bool)
+        shape = (CHUNK, len(self._lanes))
+        obs, act, ins = (np.zeros(shape, np.int64) for _ in range(3))
+        is_first = np.zeros(shape, bool)
         pieces: list[Piece] = []
-        for lane in range(LANES):
+        for lane in range(len(self._lanes)):
             at = 0
             while at < CHUNK:
                 run = self._lanes[lane] or self._take()
@@ -101,7 +102,7 @@ class Packer:
         return Block(obs, act, ins, is_first, pieces) if pieces else None
 
     def collect(self, pieces: list[Piece], risks: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Stores a block's risks ``[CHUNK, LANES, 2]`` and yields the trajectories it completed."""
+        """Stores a block's risks ``[CHUNK, lanes, 2]`` and yields the trajectories it completed."""
         for run, lane, start, size in pieces:
             run.risks[run.collected : run.collected + size] = risks[start : start + size, lane]
             run.collected += size

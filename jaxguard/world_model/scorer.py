@@ -125,7 +125,7 @@ class Scorer:
         def chunk(
             carry: Carry, tables: tuple[jax.Array, ...], rows: tuple[jax.Array, ...], is_first: jax.Array
         ) -> tuple[Carry, jax.Array]:
-            w, unseen = constants(), empty_pool(LANES, seen_dim)
+            w, unseen = constants(), empty_pool(len(carry[0]), seen_dim)
 
             def body(
                 carry: Carry, at: tuple[tuple[jax.Array, ...], jax.Array]
@@ -182,12 +182,15 @@ class Scorer:
         after, risks = self._live(state, x)
         return after, np.asarray(risks)
 
-    def score(self, sequences: Iterable[Sequence], gather: Gather) -> Iterator[tuple[int, np.ndarray]]:
+    def score(
+        self, sequences: Iterable[Sequence], gather: Gather, lanes: int = LANES
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """Risks of many trajectories, each as soon as it is done.
 
         Args:
             sequences: Read lazily: at most a few per lane are held.
             gather: Row ids ``[...]`` to vectors ``[..., E]``, e.g. ``FeatureStore.gather``.
+            lanes: Trajectories that are scored side by side; every number is compiled once.
 
         Raises:
             JaxguardError: a trajectory has not as many observations as actions.
@@ -195,8 +198,8 @@ class Scorer:
         Yields:
             Position of the trajectory in ``sequences``, and its risks ``[T, 2]`` (hazard, prefix; float32).
         """
-        packer = Packer(sequences)
-        carry = (jnp.zeros((LANES, self.config.deter)), empty_pool(LANES, self._seen_dim))
+        packer = Packer(sequences, lanes)
+        carry = (jnp.zeros((lanes, self.config.deter)), empty_pool(lanes, self._seen_dim))
         tables = [_Table(kind, self.config.embed_dim) for kind in self._kinds]
         waiting: tuple[list[Piece], jax.Array] | None = None
         while True:

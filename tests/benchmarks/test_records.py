@@ -141,6 +141,7 @@ def test_files_that_are_no_benchmark_runs(tmp_path: Path) -> None:
         ({"turn": None}, "turn: got nothing"),
         ({"floor_us": {"read": -1.0}}, r"floor_us\.read: got -1\.0"),
         ({"split_us": {"encode": "long"}}, r"split_us\.encode: got 'long'"),
+        ({"holds_per_s": {"x": -2}}, r"holds_per_s\.x: got -2, expected calls per second"),
         ({"variants": {}}, "variants: got {}, expected at least one"),
         ({"variants": {"x": None}}, r"variants\.x: got nothing"),
         ({"variants": {"x": variant([])}}, r"variants\.x\.rounds_us: got \[\]"),

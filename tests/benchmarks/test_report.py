@@ -54,6 +54,7 @@ def everything(path: Path, **top: Any) -> Path:
         extra("MultiStream", {"size": "paper", "batch": 8}, two(3_000.0), items=8),
         *(extra("Server", {"size": "small", "rate_per_s": n}, two(400.0 + n, 60 if n == 50 else 120))
           for n in (50, 200)),
+        extra("Server", {"size": "small", "load": "most"}, two(900.0), holds_per_s={"jax product": 2100.0, EVIL: 0.5}),
         *(extra("Offline", {"size": "small", "batch": n}, two(20.0 * n), items=n) for n in (64, 512)),
         extra("Training", {"size": "small"}, two(38_000.0), items=128),
         extra("ColdStart", {}, two(4.2e6, 3)),
@@ -81,7 +82,7 @@ def test_page_is_complete_and_self_contained(run: Run, tmp_path: Path) -> None:
     for part in ("SingleStream", "MultiStream", "Server", "Offline", "Training", "ColdStart", "EndToEnd", "Some CPU",
                  "The device is a CPU: no GPU figure was measured.", "1 benchmark of the file skipped",
                  "unavailable: not <here>", "floor 100 µs", "encode 20.0 ms, 98.5 %", "arrivals per second",
-                 "items per second", "abc123"):  # fmt: skip
+                 "items per second", "Held, small, most: jax product 2,100/s", "abc123"):  # fmt: skip
         assert part in shown, part
     assert "host-name" not in shown
     assert EVIL not in text
@@ -105,7 +106,8 @@ def test_markdown_and_csv_have_every_row(run: Run, tmp_path: Path) -> None:
     assert cells == ["small, batch 1", "torch eager", "1", "1,200", "824 µs", "848 µs", "848 µs", "848 µs", "1,214",
                      "–", "100 µs read", "8.24", "2.00"]  # fmt: skip
     assert "short: tokenise 300 µs, encode 20.0 ms, decide 3.00 µs." in lines
-    assert "- 1 of 31 measurements unavailable; the tables give the reason." in lines
+    assert any(line.startswith("Held, small, most: jax product 2,100/s, ") for line in lines)
+    assert "- 1 of 33 measurements unavailable; the tables give the reason." in lines
     stored = pd.read_csv(table)
     assert list(stored.columns) == list(run.frame.columns)
     assert stored.p50_us.tolist() == pytest.approx(run.frame.p50_us.tolist(), nan_ok=True)
