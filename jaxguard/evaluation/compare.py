@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxguard.evaluation.evaluate import GUARD
@@ -21,8 +22,21 @@ class CompareError(JaxguardError):
     """A folder that holds no evaluation."""
 
 
-def read_metrics(run: Path) -> dict[str, float]:
-    """The guard's metrics on all trajectories of an evaluated run and its rivals' AUROC; NaN where undefined.
+@dataclass(frozen=True)
+class Outcome:
+    """What an evaluated run says on all its trajectories; NaN where undefined.
+
+    Attributes:
+        metrics: The guard's, and its rivals' AUROC; keys of :data:`COMPARED`.
+        ahead: By rival, how much higher the guard's AUROC is, and the ends of the difference's interval.
+    """
+
+    metrics: dict[str, float]
+    ahead: dict[str, tuple[float, float, float]]
+
+
+def read_outcome(run: Path) -> Outcome:
+    """Reads a run's evaluation.
 
     Raises:
         CompareError: ``run`` was not evaluated, or its evaluation cannot be read.
@@ -30,23 +44,32 @@ def read_metrics(run: Path) -> dict[str, float]:
     path, again = run / "report" / "evaluation.json", f"run `jaxguard evaluate {run}`"
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["sections"][0]["rows"]
-        values = {name: rows[GUARD][name]["value"] for name in METRICS}
-        values |= {name: rows[name]["auroc"]["value"] if name in rows else None for name in RIVALS}
+        metrics = {name: _number(rows[GUARD][name]["value"]) for name in METRICS}
+        metrics |= {name: _number(rows[name]["auroc"]["value"] if name in rows else None) for name in RIVALS}
+        ahead = {name: rows[name]["auroc_ahead"] for name in RIVALS if name in rows}
+        return Outcome(
+            metrics, {name: (_number(d["value"]), _number(d["low"]), _number(d["high"])) for name, d in ahead.items()}
+        )
     except FileNotFoundError:
         raise CompareError(
             f"run folder {run}: no report/evaluation.json there; run `jaxguard evaluate {run}`"
         ) from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise CompareError(f"{path}: {error!r}, expected what `jaxguard evaluate` wrote; {again}") from error
-    return {name: math.nan if value is None else float(value) for name, value in values.items()}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def render_comparison(runs: Sequence[Path]) -> str:
     """A table with a row per run, then mean, lowest and highest of every metric over the runs that define it.
 
-    The last columns are the AUROC of the learnt rivals (:mod:`jaxguard.baselines.logistic`).
+    The last columns are the AUROC of the learnt rivals (:mod:`jaxguard.baselines.logistic`), the last lines say by how
+    much the guard's is higher and in how many runs that exceeds the interval of the difference.
     """
-    rows = [(visible(str(run)), read_metrics(run)) for run in runs]
+    outcomes = [read_outcome(run) for run in runs]
+    rows = [(visible(str(run)), outcome.metrics) for run, outcome in zip(runs, outcomes, strict=True)]
     summary = []
     for name, pick in (("mean", lambda v: sum(v) / len(v)), ("lowest", min), ("highest", max)):
         defined = {m: [values[m] for _, values in rows if math.isfinite(values[m])] for m in COMPARED}
@@ -55,4 +78,12 @@ def render_comparison(runs: Sequence[Path]) -> str:
     lines = [" " * width + "".join(f"{head:>9}" for head in COMPARED.values())]
     for name, values in rows + summary:
         lines.append(f"{name:{width}}" + "".join(f"{number(values[metric], metric):>9}" for metric in COMPARED))
+    for rival, head in RIVALS.items():
+        found = [o.ahead[rival] for o in outcomes if rival in o.ahead and math.isfinite(o.ahead[rival][0])]
+        if found:
+            lines.append(
+                f"AUROC ahead of {head} by {number(sum(value for value, _, _ in found) / len(found))} on average; "
+                f"beyond the interval in {sum(low > 0 for _, low, _ in found)} of {len(found)} runs, "
+                f"behind beyond it in {sum(high < 0 for _, _, high in found)}"
+            )
     return "\n".join(lines) + "\n"

@@ -77,7 +77,8 @@ class Section:
         kind: ``"all"``, ``"source"``, ``"risk_type"`` or ``"domain"``.
         name: The subset's value of it.
         counts: What it consists of.
-        rows: Metrics by guard, ``GUARD`` first; every guard has the metrics it gave the material for.
+        rows: Metrics by guard, ``GUARD`` first; every guard has the metrics it gave the material for, and those with
+            an AUROC have ``auroc_ahead``: by how much that of ``GUARD`` is higher, resample by resample.
         lead_times: First alerts relative to the first hazard.
     """
 
@@ -259,9 +260,13 @@ def _rows(
         return out
 
     def statistic(weights: Floats) -> dict[str, Floats]:
-        out = {f"{GUARD}\0{metric}": values for metric, values in ours(weights).items()}
+        guard = ours(weights)
+        out = {f"{GUARD}\0{metric}": values for metric, values in guard.items()}
         for name, baseline in baselines.items():
-            out |= {f"{name}\0{metric}": values for metric, values in theirs(baseline, weights).items()}
+            rival = theirs(baseline, weights)
+            if "auroc" in rival:
+                rival["auroc_ahead"] = guard["auroc"] - rival["auroc"]
+            out |= {f"{name}\0{metric}": values for metric, values in rival.items()}
         return out
 
     found = bootstrap(

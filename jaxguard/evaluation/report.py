@@ -22,7 +22,7 @@ from jaxguard.evaluation.bootstrap import Interval
 from jaxguard.evaluation.evaluate import GUARD, Evaluation, Section
 from jaxguard.evaluation.metrics import tabulate
 from jaxguard.evaluation.pages import write_page
-from jaxguard.evaluation.table import COLUMNS, describe
+from jaxguard.evaluation.table import COLUMNS, ahead, describe
 from jaxguard.evaluation.wording import arguments, clip, number, risk, span, visible
 from jaxguard.types import Decision, JaxguardError, Trajectory
 
@@ -247,7 +247,7 @@ def _section(section: Section) -> dict[str, Any]:
         f"{describe(section.counts)}. AUROC of the maximum hazard {number(ours['auroc_hazard'].value)}, of the step "
         f"hazard {number(ours['step_auroc'].value)}; PHIR cannot exceed {number(ours['phir_ceiling'].value)}."
     )
-    return {"title": clip(section.name, 60), "note": note, "rows": rows}
+    return {"title": clip(section.name, 60), "note": f"{note} {ahead(section)}.", "rows": rows}
 
 
 def _story(story: Story, trajectories: Mapping[str, Trajectory]) -> dict[str, Any]:

@@ -73,6 +73,16 @@ def describe(counts: Counts) -> str:
     return text + ("; " + ", ".join(notes) if notes else "")
 
 
+def ahead(section: Section) -> str:
+    """By how much the guard's AUROC is above that of each rival that ranks, with intervals of the difference."""
+    told = []
+    for name, metrics in section.rows.items():
+        if "auroc_ahead" in metrics:
+            found = metrics["auroc_ahead"]
+            told.append(f"{visible(name)} by {number(found.value)} ({number(found.low)} to {number(found.high)})")
+    return f"AUROC ahead of {', '.join(told)}" if told else ""
+
+
 def _section(section: Section) -> list[str]:
     title = TITLES[section.kind] if section.kind == "all" else f"{TITLES[section.kind]}: {visible(section.name)}"
     lines = [title[:WIDTH], *_wrap(describe(section.counts))]
@@ -90,7 +100,7 @@ def _section(section: Section) -> list[str]:
         f"{number(ours['step_auroc'].value)} on {section.counts.supervised_steps:,} steps; "
         f"timeliness {number(ours['timeliness'].value)}; PHIR cannot exceed {number(ours['phir_ceiling'].value)}"
     )
-    return lines
+    return lines + _wrap(ahead(section))
 
 
 def _wrap(text: str) -> list[str]:

@@ -75,7 +75,12 @@ def test_baselines(world, evaluation) -> None:
     rows = evaluation.overall.rows
     assert list(rows) == [GUARD, "always alert", "number of steps", "keyword", "mean", "timed"]
     assert (rows["always alert"]["sr"].value, rows["always alert"]["fpr"].value) == (1.0, 1.0)
-    assert set(rows["mean"]) == {"auroc", "auprc"}
+    assert set(rows["mean"]) == {"auroc", "auprc", "auroc_ahead"}
+    ahead = rows["mean"]["auroc_ahead"]
+    assert ahead.value == pytest.approx(rows[GUARD]["auroc"].value - rows["mean"]["auroc"].value)
+    # Both rank the same trajectories, so the difference varies less than either of them does.
+    assert ahead.low <= ahead.value <= ahead.high
+    assert ahead.high - ahead.low < sum(rows[n]["auroc"].high - rows[n]["auroc"].low for n in (GUARD, "mean"))
     assert "auroc" not in rows["keyword"]
     assert rows["timed"]["sr"] == rows["keyword"]["sr"]
     assert "phir" in rows["timed"]
