@@ -247,7 +247,7 @@ def _section(section: Section) -> dict[str, Any]:
         f"{describe(section.counts)}. AUROC of the maximum hazard {number(ours['auroc_hazard'].value)}, of the step "
         f"hazard {number(ours['step_auroc'].value)}; PHIR cannot exceed {number(ours['phir_ceiling'].value)}."
     )
-    return {"title": clip(section.name, 60), "note": f"{note} {ahead(section)}.", "rows": rows}
+    return {"title": clip(section.name, 60), "note": " ".join([note, ahead(section)]).strip(), "rows": rows}
 
 
 def _story(story: Story, trajectories: Mapping[str, Trajectory]) -> dict[str, Any]:

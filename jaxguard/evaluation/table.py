@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 
 from jaxguard.evaluation.evaluate import GUARD, Counts, Evaluation, Section
@@ -77,10 +78,10 @@ def ahead(section: Section) -> str:
     """By how much the guard's AUROC is above that of each rival that ranks, with intervals of the difference."""
     told = []
     for name, metrics in section.rows.items():
-        if "auroc_ahead" in metrics:
-            found = metrics["auroc_ahead"]
+        found = metrics.get("auroc_ahead")
+        if found is not None and math.isfinite(found.value):
             told.append(f"{visible(name)} by {number(found.value)} ({number(found.low)} to {number(found.high)})")
-    return f"AUROC ahead of {', '.join(told)}" if told else ""
+    return f"AUROC ahead of {', '.join(told)}." if told else ""
 
 
 def _section(section: Section) -> list[str]:
