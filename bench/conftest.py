@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxguard.training.checkpoints import versions
+from jaxguard.versions import versions
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

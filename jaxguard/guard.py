@@ -29,8 +29,8 @@ from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import action_text, trajectory_texts, well_formed
 from jaxguard.traces.readers.calls import parse_arguments
-from jaxguard.training.checkpoints import versions
 from jaxguard.types import Decision, JaxguardError, Step, Trajectory, Verdict
+from jaxguard.versions import versions
 from jaxguard.world_model import packing
 from jaxguard.world_model.params import Params, ParamsError, flatten, unflatten, weights_hash
 from jaxguard.world_model.scorer import LiveState, Scorer

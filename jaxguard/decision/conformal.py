@@ -18,7 +18,6 @@ from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from jaxguard.types import JaxguardError
 
@@ -148,6 +147,8 @@ def false_alert_band(n: int, k: int, level: float = 0.95) -> Band:
     Holds for continuous scores; ties make a strict rule more conservative. ``level`` is the probability of
     the central interval.
     """
+    from scipy import stats  # takes longer to import than all that a live guard needs
+
     law = stats.beta(n + 1 - k, k)
     tail = (1.0 - level) / 2.0
     return Band(float(law.mean()), float(law.ppf(tail)), float(law.ppf(1.0 - tail)), level)
@@ -160,6 +161,8 @@ def observed_rate_band(n: int, k: int, tested: int, level: float = 0.95) -> Band
     """
     if tested < 1:
         raise ConformalError(f"tested: got {tested}, expected at least one safe trajectory")
+    from scipy import stats
+
     law = stats.betabinom(tested, n + 1 - k, k)
     tail = (1.0 - level) / 2.0
     low, high = float(law.ppf(tail)) / tested, float(law.ppf(1.0 - tail)) / tested

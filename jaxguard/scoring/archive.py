@@ -27,8 +27,8 @@ from jaxguard.guard import Guard
 from jaxguard.traces.convert import MANIFEST_FILE, REJECTS_FILE, convert, read_manifest
 from jaxguard.traces.jsonl import TRAJECTORIES_FILE, read_trajectories
 from jaxguard.traces.lock import locked
-from jaxguard.training.checkpoints import versions
 from jaxguard.types import Decision, JaxguardError, Trajectory
+from jaxguard.versions import versions
 
 ROWS_PER_GROUP = 50_000
 SHIFT_BLOCK = 10_000

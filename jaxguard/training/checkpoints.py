@@ -11,24 +11,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-import jaxguard
 from jaxguard.training.episodes import TrainingError
 from jaxguard.training.state import TrainState
-
-
-def versions() -> dict[str, str]:
-    """Versions of the libraries that decide numeric results."""
-    import flax
-    import optax
-
-    return {
-        "jaxguard": jaxguard.__version__,
-        "jax": jax.__version__,
-        "flax": flax.__version__,
-        "optax": optax.__version__,
-        "orbax": ocp.__version__,
-        "numpy": np.__version__,
-    }
+from jaxguard.versions import versions
 
 
 class Checkpoints:

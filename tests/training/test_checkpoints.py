@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxguard.training.checkpoints import Checkpoints, versions
+from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import TrainingError
 from jaxguard.training.state import TrainState
+from jaxguard.versions import versions
 
 IDENTITY = {"stage": 1, "config": {"rate": 2e-4}, "training data": "abc"}
 META = {"position": {"epoch": 3, "batch": 2}, "best_loss": None}
