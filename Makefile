@@ -44,7 +44,6 @@ lint: $(READY_DEV)
 
 bench: $(READY_DEV)
 	$(BIN)/python -m pytest bench --benchmark-json=$(BENCH).json --benchmark-columns=median,rounds --benchmark-sort=name
-	$(BIN)/jaxguard bench report $(BENCH).json --out $(BENCH)
 
 bench-smoke: $(READY_DEV)
 	$(BIN)/python -m pytest bench --smoke -q

@@ -1,4 +1,4 @@
-"""Settings shared by the benchmarks: smoke mode, facts about the machine, one core, lines at the end."""
+"""Settings shared by the benchmarks: smoke mode, facts about the machine, one core, tables and report at the end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import pytest
 
+from jaxguard.benchmarks.records import read_run
+from jaxguard.benchmarks.report import render_tables, write_report
 from jaxguard.versions import versions
 
 
@@ -59,6 +61,15 @@ def one_core() -> Iterator[str]:
     _pin(before)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-benchmark reads the option in its own
+def pytest_configure(config: pytest.Config) -> None:
+    """A run of the whole folder is kept, as one with ``--benchmark-json`` is."""
+    whole = [Path(own).resolve() for own in config.args] == [Path(__file__).parent]
+    options = config.option
+    if whole and not (options.smoke or options.keyword or options.collectonly or options.benchmark_json):
+        options.benchmark_json = Path("bench_run.json")
+
+
 LINES: list[str] = []
 
 
@@ -68,8 +79,15 @@ def say() -> Any:
     return LINES.append
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if LINES:
         terminalreporter.section("figures")
         for line in LINES:
             terminalreporter.write_line(line)
+    path = config.option.benchmark_json
+    if path and LINES:
+        run = read_run(path)
+        terminalreporter.section("tables")
+        terminalreporter.write(render_tables(run))
+        made = write_report(run, path.with_suffix(""))
+        terminalreporter.write_line(f"{path}, {', '.join(map(str, made))}")

@@ -17,6 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxguard.config import MODEL_PRESETS, to_dict
+from jaxguard.versions import versions
+
 TURN = 20
 PAUSE_S = 0.01
 WARM_UP = 2
@@ -119,7 +122,10 @@ def with_transfers(p50_us: float, given: np.ndarray, results: int) -> dict[str, 
 def describe(
     variants: Variants, scenario: str, case: dict[str, Any], *, items: int, threads: int, turn: int = TURN, **more: Any
 ) -> dict[str, Any]:
-    """The ``extra_info`` of a benchmark: raw rounds and everything needed to read them."""
+    """The ``extra_info`` of a benchmark: raw rounds and everything needed to read them.
+
+    A ``size`` in the case brings its shapes.
+    """
     told = {}
     for name, variant in variants.items():
         kept = ("framework", "dtype", "compile_s", "unavailable")
@@ -133,6 +139,9 @@ def describe(
         "threads": threads,
         "turn": turn,
         "variants": told,
+        "device": str(jax.devices()[0].device_kind),
+        "versions": versions(),
+        "shapes": to_dict(MODEL_PRESETS[case["size"]]) if "size" in case else {},
         **more,
     }
 
