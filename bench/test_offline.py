@@ -15,14 +15,13 @@ from jaxguard.config import MODEL_PRESETS, ModelConfig
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
-from jaxguard.world_model.packing import Sequence
+from jaxguard.world_model.packing import Texts, sequences
 from jaxguard.world_model.params import Params, init_params
 from jaxguard.world_model.scorer import Scorer
 
 FINGERPRINT = EncoderFingerprint("bench", "none", 0, "mean", "float32", 1, "none")
 
 
-Named = list[list[str]]
 Found = dict[int, np.ndarray]
 
 LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
@@ -32,8 +31,8 @@ LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 }
 
 
-def archive(path: Path, config: ModelConfig, lengths: np.ndarray, new: float) -> tuple[FeatureStore, Named]:
-    """A store of random vectors, and the texts of every trajectory: observations, actions, instruction.
+def archive(path: Path, config: ModelConfig, lengths: np.ndarray, new: float) -> tuple[FeatureStore, list[Texts]]:
+    """A store of random vectors, and the texts of every trajectory.
 
     ``new`` is the share of texts that were not there before.
     """
@@ -52,12 +51,12 @@ def archive(path: Path, config: ModelConfig, lengths: np.ndarray, new: float) ->
     store = FeatureStore.create_or_open(path, FINGERPRINT, config.embed_dim)
     store.add(texts, rng.normal(size=(len(texts), config.embed_dim)).astype(np.float32))
     return store, [
-        [*obs[end - n : end].tolist(), *act[end - n : end].tolist(), str(e)]
+        (obs[end - n : end].tolist(), act[end - n : end].tolist(), str(e))
         for n, end, e in zip(lengths, lengths.cumsum(), ins, strict=True)
     ]
 
 
-def torch_loop(config: ModelConfig, params: Params, store: FeatureStore, named: Named, batch: int):
+def torch_loop(config: ModelConfig, params: Params, store: FeatureStore, texts: list[Texts], batch: int):
     """What a script would do: all vectors in memory at once, trajectories sorted by length, padded batches."""
     from bench.torch_twin import offline
     from bench.torch_twin.weights import twin
@@ -66,8 +65,7 @@ def torch_loop(config: ModelConfig, params: Params, store: FeatureStore, named: 
     model = twin(config, params).to(device())
 
     def run(_: int) -> Found:
-        rows = [store.rows(own) for own in named]
-        items = [(r[: len(r) // 2], r[len(r) // 2 : -1], int(r[-1])) for r in rows]
+        items = [(own.obs, own.act, own.ins) for own in sequences(texts, store.rows)]
         return dict(enumerate(offline.score(model, store.gather(np.arange(store.row_count)), items, batch)))
 
     return run
@@ -94,21 +92,16 @@ def test_score_from_store(
     count = 100 if smoke else 500 if size == "paper" else 2_500
     drawn = LENGTHS[lengths](np.random.default_rng(0), count)
     total = int(drawn.sum())
-    store, named = archive(tmp_path / "store", config, drawn, new)
+    store, texts = archive(tmp_path / "store", config, drawn, new)
     params = init_params(config, 0)
     scorer = Scorer(config, params)
 
     def product(_: int) -> Found:
-        def sequences():
-            for own in named:
-                rows = store.rows(own)
-                yield Sequence(rows[: len(rows) // 2], rows[len(rows) // 2 : -1], int(rows[-1]))
-
-        return dict(scorer.score(sequences(), store.gather, lanes=batch))
+        return dict(scorer.score(sequences(texts, store.rows), store.gather, lanes=batch))
 
     variants: dict[str, Variant | Unavailable] = {"jax product": make("jax", lambda: product)}
     if not smoke:
-        variants["torch eager"] = make("torch", lambda: torch_loop(config, params, store, named, batch))
+        variants["torch eager"] = make("torch", lambda: torch_loop(config, params, store, texts, batch))
     expected = product(0)
     assert [len(expected[i]) for i in range(count)] == drawn.tolist()
     for name, variant in variants.items():

@@ -133,14 +133,13 @@ class Guard:
         vectors = _TextVectors(self.encoder) if store is None else store
         held: dict[int, Trajectory] = {}
 
-        def sequences() -> Iterator[packing.Sequence]:
+        def every() -> Iterator[packing.Texts]:
             for position, trajectory in enumerate(trajectories):
                 held[position] = trajectory
                 texts = trajectory_texts(trajectory, thought=self.config.data.thought)
-                rows = vectors.rows([*texts.observations[:-1], *texts.actions, texts.instruction])
-                yield packing.Sequence(rows[: len(trajectory)], rows[len(trajectory) : -1], int(rows[-1]))
+                yield texts.observations[:-1], texts.actions, texts.instruction
 
-        for position, risks in self.scorer.score(sequences(), vectors.gather):
+        for position, risks in self.scorer.score(packing.sequences(every(), vectors.rows), vectors.gather):
             yield position, held.pop(position), risks
 
     def score(

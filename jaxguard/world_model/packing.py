@@ -8,7 +8,9 @@ shape whatever the archive holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections import abc
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +20,11 @@ from jaxguard.types import JaxguardError
 
 LANES = 128
 CHUNK = 16
+LOOKED_UP = 32
+"""Trajectories whose texts are looked up in one call."""
+
+Texts = tuple[abc.Sequence[str], abc.Sequence[str], str]
+"""Observations, actions and instruction of a trajectory."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,24 @@ class Sequence:
     obs: np.ndarray
     act: np.ndarray
     ins: int
+
+
+def sequences(texts: Iterable[Texts], rows: Callable[[list[str]], np.ndarray]) -> Iterator[Sequence]:
+    """Trajectories given by their texts as sequences of row ids.
+
+    Args:
+        texts: Observations, actions and instruction of each; read lazily, a few at once.
+        rows: Row ids ``[N]`` of N texts, e.g. ``FeatureStore.rows``.
+    """
+    stream = iter(texts)
+    # Looking up the texts of one trajectory costs as much for the call as for the texts.
+    while group := list(itertools.islice(stream, LOOKED_UP)):
+        ids = rows([text for obs, act, ins in group for text in (*obs, *act, ins)])
+        at = 0
+        for obs, act, _ in group:
+            middle, end = at + len(obs), at + len(obs) + len(act)
+            yield Sequence(ids[at:middle], ids[middle:end], int(ids[end]))
+            at = end + 1
 
 
 @dataclass

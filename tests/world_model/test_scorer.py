@@ -10,7 +10,7 @@ import pytest
 from jaxguard.config import ModelConfig
 from jaxguard.types import JaxguardError
 from jaxguard.world_model import scorer as scorer_module
-from jaxguard.world_model.packing import CHUNK, LANES, Sequence
+from jaxguard.world_model.packing import CHUNK, LANES, LOOKED_UP, Sequence, sequences
 from jaxguard.world_model.params import Params
 from jaxguard.world_model.scorer import BATCHES, Scorer
 
@@ -195,3 +195,22 @@ def test_wrong_shapes_are_named(scorer: Scorer, table: np.ndarray) -> None:
     broken = Sequence(np.zeros(2, np.int64), np.zeros(3, np.int64), 0)
     with pytest.raises(JaxguardError, match="trajectory 1: got 2 observations and 3 actions"):
         in_lanes(scorer, table, [sequence(1), broken])
+
+
+def test_texts_become_rows_in_their_order() -> None:
+    lengths = [0, 3, 1, *RNG.integers(0, 6, size=2 * LOOKED_UP).tolist()]
+    texts = [
+        ([f"o{i}.{t}" for t in range(n)], [f"a{i}.{t}" for t in range(n)], f"i{i % 5}") for i, n in enumerate(lengths)
+    ]
+    known: dict[str, int] = {}
+    calls = []
+
+    def rows(asked: list[str]) -> np.ndarray:
+        calls.append(len(asked))
+        return np.array([known.setdefault(text, len(known)) for text in asked])
+
+    found = list(sequences(iter(texts), rows))
+    assert len(calls) == 3
+    name = {row: text for text, row in known.items()}
+    told = [([name[r] for r in s.obs], [name[r] for r in s.act], name[s.ins]) for s in found]
+    assert told == texts
