@@ -242,7 +242,7 @@ def transfer_run(
                 )
         return Place(
             trajectory_max(evidence(hazard, prefix, lengths, fusion).fused, lengths),
-            np.array([bool(t.unsafe) for t in trajectories]),
+            np.array([t.unsafe for t in trajectories], bool),
             [t.group or t.id for t in trajectories],
             features,
         )

@@ -93,7 +93,10 @@ def test_transfer_needs_thresholds_and_labels(small_run: SmallRun, tmp_path: Pat
     write_trajectories((t for t in read_trajectories(other) if t.unsafe is False), safe)
     done("embed", "--quiet", "--trajectories", safe, "--store", store)
     call = ("transfer", small_run.run, "--trajectories", safe, "--store", store)
+    nothing = tmp_path / "unlabelled.jsonl"
     assert "got 30 safe and 0 unsafe ones" in refused(*call)
+    write_trajectories((dataclasses.replace(t, unsafe=None) for t in read_trajectories(safe)), nothing)
+    assert "got 0 safe and 0 unsafe ones" in refused(*call[:3], nothing, *call[4:])
 
 
 def test_a_run_on_an_unseen_set_splits_it_for_calibration_and_test(small_run: SmallRun, tmp_path: Path) -> None:

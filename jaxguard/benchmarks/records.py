@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,9 @@ SCENARIOS = {
 PRODUCT = "jax product"
 # Column: percentile, and the rounds it takes before that many lie beyond it that it means something.
 PERCENTILES = {"p50_us": (50.0, 1), "p90_us": (90.0, 1), "p99_us": (99.0, 100), "p999_us": (99.9, 1_000)}
+# Beyond these, quotients and logarithms of what was measured leave what a float can hold.
+_SMALLEST, _LARGEST = 1e-12, 1e15
+_RANGE = f"0, or {_SMALLEST:g} to {_LARGEST:g} in size"
 _UNITS = {"_per_s": "/s", "_ms": " ms", "_us": " µs", "_s": " s"}
 
 
@@ -215,13 +217,13 @@ def _record(where: str, extra: Mapping[str, Any]) -> Record:
         raise _wrong(f"{where}: scenario", scenario, f"one of {', '.join(SCENARIOS)}")
     fields = _mapping(f"{where}: case", extra.get("case"))
     for name, value in fields.items():
-        if not (value is None or isinstance(value, str | bool) or _finite(value)):
-            raise _wrong(f"{where}: case.{name}", value, "a text, a finite number, true or false")
+        if not (value is None or isinstance(value, str | bool) or _number(value)):
+            raise _wrong(f"{where}: case.{name}", value, f"a text, a number ({_RANGE}), true or false")
     counts = {}
     for name in ("items", "threads", "turn"):
         value = counts[name] = extra.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise _wrong(f"{where}: {name}", value, "a whole number of at least 1")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+            raise _wrong(f"{where}: {name}", value, f"a whole number from 1 to {_LARGEST:g}")
     variants = _mapping(f"{where}: variants", extra.get("variants"))
     if not variants:
         raise _wrong(f"{where}: variants", variants, "at least one")
@@ -246,11 +248,11 @@ def _variant(where: str, name: str, entry: Any) -> Variant:
     elif not isinstance(rounds, list) or not rounds:
         raise _wrong(f"{where}.rounds_us", rounds, "a list of microseconds, or `unavailable` with a reason")
     for i, value in enumerate(rounds):
-        if not _finite(value) or value <= 0:
-            raise _wrong(f"{where}.rounds_us[{i}]", value, "a finite number above 0")
+        if not _number(value) or value <= 0:
+            raise _wrong(f"{where}.rounds_us[{i}]", value, f"a number above 0 ({_RANGE})")
     seconds = entry.get("compile_s")
-    if seconds is not None and (not _finite(seconds) or seconds < 0):
-        raise _wrong(f"{where}.compile_s", seconds, "a finite number of at least 0")
+    if seconds is not None and (not _number(seconds) or seconds < 0):
+        raise _wrong(f"{where}.compile_s", seconds, f"a number of at least 0 ({_RANGE})")
     return Variant(
         name=name,
         framework=str(entry.get("framework") or ""),
@@ -342,14 +344,16 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
 def _figures(where: str, value: Any, unit: str) -> dict[str, float]:
     figures = _mapping(where, {} if value is None else value)
     for name, figure in figures.items():
-        if not _finite(figure) or figure < 0:
-            raise _wrong(f"{where}.{name}", figure, f"{unit}: a finite number of at least 0")
+        if not _number(figure) or figure < 0:
+            raise _wrong(f"{where}.{name}", figure, f"{unit}: a number of at least 0 ({_RANGE})")
     return {name: float(figure) for name, figure in figures.items()}
 
 
-def _finite(value: Any) -> bool:
-    """A number that a float can hold; comparing also refuses NaN and integers of hundreds of digits."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _number(value: Any) -> bool:
+    """A number that can have been measured; comparing also refuses NaN and integers of hundreds of digits."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return value == 0 or _SMALLEST <= abs(value) <= _LARGEST
 
 
 def _wrong(where: str, value: Any, expected: str) -> RecordsError:

@@ -54,7 +54,7 @@ def read_outcome(run: Path) -> Outcome:
         raise CompareError(
             f"run folder {run}: no report/evaluation.json there; run `jaxguard evaluate {run}`"
         ) from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         raise CompareError(f"{path}: {error!r}, expected what `jaxguard evaluate` wrote; {again}") from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -252,7 +253,7 @@ def read_curves(path: Path) -> tuple[dict[str, Any], ...]:
     """Rows of a ``curves.csv``: ``split`` is text, every other cell a number; empty cells are left out.
 
     Raises:
-        DiagnosisError: the file is missing, or a cell is not a number.
+        DiagnosisError: the file is missing, or a cell is not a number that training writes.
     """
     if not path.exists():
         raise DiagnosisError(f"curves {path}: no such file, expected the one that `jaxguard train` wrote")
@@ -260,9 +261,14 @@ def read_curves(path: Path) -> tuple[dict[str, Any], ...]:
     with path.open(newline="", encoding="utf-8") as file:
         for line, row in enumerate(csv.DictReader(file), 2):
             try:
-                rows.append({k: v if k == "split" else float(v) for k, v in row.items() if v})
+                found: dict[str, Any] = {k: v if k == "split" else float(v) for k, v in row.items() if v}
             except (TypeError, ValueError) as error:  # the former for more cells than the header names
                 raise DiagnosisError(f"curves {path}, line {line}: {error}, expected numbers") from error
+            if not 0 <= found.get("step", -1) < math.inf:
+                raise DiagnosisError(
+                    f"curves {path}, line {line}: step is {found.get('step', 'missing')}, expected a number from 0"
+                )
+            rows.append(found)
     return tuple(rows)
 
 

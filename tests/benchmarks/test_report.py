@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.samples import MACHINE, extra, variant, write
 from jaxguard.benchmarks import plots
+from jaxguard.benchmarks.compare import render_comparison
 from jaxguard.benchmarks.records import Run, read_run
 from jaxguard.benchmarks.report import lead, render_markdown, render_tables, write_report
 from jaxguard.benchmarks.table import duration, markdown, significant
@@ -111,6 +112,19 @@ def test_markdown_and_csv_have_every_row(run: Run, tmp_path: Path) -> None:
     stored = pd.read_csv(table)
     assert list(stored.columns) == list(run.frame.columns)
     assert stored.p50_us.tolist() == pytest.approx(run.frame.p50_us.tolist(), nan_ok=True)
+
+
+def test_the_largest_and_smallest_figures_make_a_report(tmp_path: Path) -> None:
+    ends = {"jax product": variant([1e-12, 1e15]), "torch eager": variant([1e15] * 200)}
+    extras = [
+        *(extra("MultiStream", {"batch": n}, ends, items=10**15, floor_us={"read": 1e-12}) for n in (1e-12, 1e15)),
+        *(extra("Server", {"rate_per_s": n}, ends, split_us={"a": 1e15}) for n in (1e-12, 1e15)),
+        extra("SingleStream", {}, ends, floor_us={"read": 1e15}, turn=10**15),
+    ]
+    found = read_run(write(tmp_path / "run.json", *extras))
+    text, _ = page(found, tmp_path / "out")
+    assert not re.search(r"\b(nan|inf)\b", text)
+    assert render_comparison(found, found)
 
 
 def test_rates_are_left_out_where_they_mean_nothing(run: Run) -> None:

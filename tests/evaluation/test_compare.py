@@ -54,3 +54,6 @@ def test_folders_without_a_readable_evaluation(tmp_path: Path) -> None:
         (folder / "report" / "evaluation.json").write_text(content)
         with pytest.raises(CompareError, match="expected what `jaxguard evaluate` wrote"):
             read_outcome(folder)
+    for number, value in enumerate(("much", [], {}, 10**400)):
+        with pytest.raises(CompareError, match="expected what `jaxguard evaluate` wrote"):
+            read_outcome(run(tmp_path / str(number), f1=value))  # type: ignore[arg-type]

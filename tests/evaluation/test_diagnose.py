@@ -366,7 +366,13 @@ def test_an_empty_validation_part_is_refused(copy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("step,split,loss\n1,train,much\n", "line 2: .*'much'.*expected numbers"), (None, "no such file")],
+    [
+        ("step,split,loss\n1,train,much\n", "line 2: .*'much'.*expected numbers"),
+        ("step,split,loss\n1,train,2\n-1,train,2\n", "line 3: step is -1.0, expected a number from 0"),
+        ("step,split,loss\n1e400,train,2\n", "line 2: step is inf"),
+        ("split,loss\ntrain,2\n", "line 2: step is missing"),
+        (None, "no such file"),
+    ],
 )
 def test_curves_that_cannot_be_read(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
