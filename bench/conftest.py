@@ -28,6 +28,7 @@ def smoke(request: pytest.FixtureRequest) -> bool:
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     machine_info["jaxguard"] = {
+        **({"smoke": "a few rounds each: not figures to quote"} if config.option.smoke else {}),
         **versions(),
         "device": str(jax.devices()[0].device_kind),
         "cores": len(os.sched_getaffinity(0)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -122,6 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--guard", type=Path, required=True, metavar="BUNDLE", help="calibrated guard bundle (RUN/guard)")
     sub.add_argument("--trajectories", type=Path, action="append", required=True, metavar="DIR",
                      help="converted trajectories; the safe ones are used; may be given several times")  # fmt: skip
+    sub.add_argument("--unlabelled-are-safe", action="store_true", help="take trajectories without a label as safe")
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store with their texts (default: encode them)")
     sub.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="guard bundle to write")
     sub.add_argument(
@@ -192,7 +192,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     for file in report.files:
         found = ", ".join(f"{count:,} {name}" for name, count in file.formats.items()) or "nothing recognised"
         problem = f"; {file.error}" if file.error else ""
-        _say(f"{file.file}: {found}; {file.rejected:,} rejected{problem}")
+        _say(f"{file.file}: {found}; {file.rejected:,} rejected records{problem}")
     for skipped in report.skipped_files:
         _say(f"not read: {skipped}")
     _say(_pairs(report.counts))
@@ -257,7 +257,15 @@ def _recalibrate(arguments: argparse.Namespace) -> None:
     from jaxguard.run import recalibrate
 
     paths = [str(path) for path in arguments.trajectories]
-    _say_thresholds(recalibrate(arguments.guard, paths, arguments.out, arguments.overrides, store=arguments.store))
+    guard = recalibrate(
+        arguments.guard,
+        paths,
+        arguments.out,
+        arguments.overrides,
+        store=arguments.store,
+        unlabelled_are_safe=arguments.unlabelled_are_safe,
+    )
+    _say_thresholds(guard)
     _say(f"wrote {arguments.out}")
 
 
@@ -279,7 +287,15 @@ def _say_thresholds(guard: Guard) -> None:
             f"own thresholds for {calibration.group_key}: {', '.join(calibration.hold_groups) or 'none'}; "
             f"pooled (too few): {', '.join(calibration.hold_too_small) or 'none'}"
         )
-    _say(f"fusion: {json.dumps(calibration.provenance.get('fusion', 'kept'))}, weights {calibration.fusion.weights}")
+    fusion = calibration.provenance.get("fusion")
+    how = "kept" if not isinstance(fusion, dict) else "fitted on validation" if fusion["fitted"] else "the default"
+    figures = [
+        f"{name} {fusion[name]:.3f}"
+        for name in ("auroc", "timeliness")
+        if isinstance(fusion, dict) and fusion.get(name) is not None
+    ]
+    weights = zip(("hazard", "ema", "win"), calibration.fusion.weights, strict=True)
+    _say(f"fusion: {', '.join([how, *figures])}; weights {', '.join(f'{name} {weight:g}' for name, weight in weights)}")
 
 
 def _transfer(arguments: argparse.Namespace) -> None:

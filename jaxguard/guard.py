@@ -270,7 +270,14 @@ def _description(folder: Path) -> dict[str, Any]:
     try:
         description = json.loads((folder / "guard.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise GuardError(f"guard bundle {folder}: no guard.json there; expected a folder that jaxguard wrote") from None
+        run = (
+            "; that is a run, its bundle is " + str(folder / "guard")
+            if (folder / "guard" / "guard.json").exists()
+            else ""
+        )
+        raise GuardError(
+            f"guard bundle {folder}: no guard.json there, expected a bundle that jaxguard wrote{run}"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise GuardError(f"guard bundle {folder}: guard.json cannot be read ({_reason(error)})") from error
     found = description.get("jaxguard_bundle") if isinstance(description, dict) else None

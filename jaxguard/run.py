@@ -178,7 +178,13 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
 
 
 def recalibrate(
-    bundle: Path, paths: Sequence[str], out: Path, overrides: Sequence[str] = (), *, store: Path | None = None
+    bundle: Path,
+    paths: Sequence[str],
+    out: Path,
+    overrides: Sequence[str] = (),
+    *,
+    store: Path | None = None,
+    unlabelled_are_safe: bool = False,
 ) -> Guard:
     """Sets a calibrated guard's thresholds anew on safe trajectories of the place where it is to be used.
 
@@ -191,6 +197,7 @@ def recalibrate(
         out: Bundle to write; may be ``bundle``.
         overrides: ``decision.key=value`` settings.
         store: Feature store with their texts; without one they are encoded on the spot.
+        unlabelled_are_safe: Takes trajectories without a label as safe.
 
     Raises:
         ConfigError: an override is not one of ``decision``.
@@ -201,7 +208,13 @@ def recalibrate(
         raise RunError(f"guard bundle {bundle}: has no thresholds and no fusion; run `jaxguard calibrate` first")
     decision = _decision(guard.config, overrides)
     trajectories = load_trajectories(paths).values()
-    safe = [t for t in trajectories if t.unsafe is False]
+    unlabelled = sum(t.unsafe is None for t in trajectories)
+    safe = [t for t in trajectories if t.unsafe is False or (unlabelled_are_safe and t.unsafe is None)]
+    if not safe:
+        raise RunError(
+            f"trajectories: got {len(trajectories):,}, of which {unlabelled:,} have no label and none is safe; "
+            "expected safe ones (--unlabelled-are-safe takes those without a label as safe)"
+        )
     vectors = None if store is None else FeatureStore.open(store, guard.encoder.fingerprint, guard.encoder.dim)
     provenance = {"trajectories": [str(path) for path in paths], "not safe, left out": len(trajectories) - len(safe)}
     fusion = guard.calibration.fusion
@@ -253,6 +266,14 @@ def transfer_run(
         raise RunError(
             f"trajectories: {len(shared)} of them trained or calibrated this guard (e.g. {shared[0]!r}), expected "
             "others"
+        )
+    texts = dict.fromkeys(
+        text for t in there for text in trajectory_texts(t, thought=guard.config.data.thought).unique()
+    )
+    if missing := vectors.missing(list(texts)):
+        raise RunError(
+            f"feature store {vectors.path}: {len(missing):,} of {len(texts):,} texts have no vector; run `jaxguard "
+            f"embed --store {vectors.path} {' '.join(f'--trajectories {path}' for path in paths)}` first"
         )
     safe = [t for t in run.part("calibration") if t.unsafe is False]
     hold = guard.calibration.hold

@@ -163,8 +163,8 @@ def test_convert(tmp_path: Path) -> None:
     (archive / "b.json.gz").write_bytes(gzip.compress(json.dumps([chat("three", "send")]).encode()))
     (archive / "notes.txt").write_text("mine")
     said = done("convert", archive, "--out", tmp_path / "out").out
-    assert "a.jsonl: 1 openai_chat, 1 jaxguard; 1 rejected" in said
-    assert "b.json.gz: 1 openai_chat; 0 rejected" in said
+    assert "a.jsonl: 1 openai_chat, 1 jaxguard; 1 rejected records" in said
+    assert "b.json.gz: 1 openai_chat; 0 rejected records" in said
     assert "not read: notes.txt" in said
     assert "4 records, 3 converted, 1 rejected, 3 trajectories, 2 steps, 1 without steps" in said
     assert len(list(read_trajectories(tmp_path / "out"))) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def test_recalibrating_on_safe_trajectories_of_another_place(small_run: SmallRun
     assert after.calibration.hold.raised_from is None
     assert f"alpha 0.2 on {len(safe)} safe" in said
     assert after.calibration.provenance["not safe, left out"] == 60 - len(safe)
+    bare = tmp_path / "bare.jsonl"
+    write_trajectories((dataclasses.replace(t, unsafe=None) for t in safe), bare)
+    call = ("recalibrate", "--guard", bundle, "--trajectories", bare, "--out", tmp_path / "again", *levels)
+    assert f"got {len(safe)}, of which {len(safe)} have no label and none is safe" in refused(*call)
+    done(*call, "--unlabelled-are-safe")
+    again = Guard.load(tmp_path / "again").calibration
+    assert again is not None
+    assert again.lambda_hold == after.calibration.lambda_hold
 
 
 def test_recalibrating_with_too_few_or_without_a_calibrated_guard(small_run: SmallRun, tmp_path: Path) -> None:
@@ -91,6 +100,10 @@ def test_transfer_needs_thresholds_and_labels(small_run: SmallRun, tmp_path: Pat
     )
     done("generate", "--out", other, "data.drift.trajectories=60", "data.drift.seed=5")
     write_trajectories((t for t in read_trajectories(other) if t.unsafe is False), safe)
+    assert re.search(
+        rf"of \S+ texts have no vector; run `jaxguard embed --store {store} --trajectories {safe}` first",
+        refused("transfer", small_run.run, "--trajectories", safe, "--store", store),
+    )
     done("embed", "--quiet", "--trajectories", safe, "--store", store)
     call = ("transfer", small_run.run, "--trajectories", safe, "--store", store)
     nothing = tmp_path / "unlabelled.jsonl"

@@ -141,11 +141,17 @@ def render_comparison(a: Run, b: Run, frame: pd.DataFrame | None = None) -> str:
     lines = [f"{name} {visible(_title(run))}" for name, run in (("A", a), ("B", b))]
     lines += [f"   {name}: {note}" for name, run in (("A", a), ("B", b)) for note in run.notes]
     lines += [visible(line) for line in differences(a, b)]
-    lines.append(
-        f"Ratio: median of B over median of A, with its interval. The {of['decided']} intervals hold together with "
-        f"{of['together']:.0%} probability (Bonferroni: {100 * of['level']:.4g} % each; {RESAMPLES:,} "
-        f"bootstrap resamples of whole turns, seed {of['seed']}). Variation between processes is not in them."
-    )
+    if of["decided"]:
+        lines.append(
+            f"Ratio: median of B over median of A, with its interval. The {of['decided']} intervals hold together with "
+            f"{of['together']:.0%} probability (Bonferroni: {100 * of['level']:.4g} % each; {RESAMPLES:,} "
+            f"bootstrap resamples of whole turns, seed {of['seed']}). Variation between processes is not in them."
+        )
+    else:
+        lines.append(
+            f"Ratio: median of B over median of A. No row has {LEAST_TURNS} turns in both files, which an interval "
+            "takes; `make bench` makes them, a smoke run does not."
+        )
     heads = ("scenario", "case", "variant", "p50 A", "p50 B", "turns A", "turns B", "ratio", "interval", "B is")
     rows = []
     r: Any

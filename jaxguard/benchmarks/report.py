@@ -93,6 +93,8 @@ def lead(run: Run) -> str:
             f" In {slower} of {len(rivals)} measurements of a rival its median is above that of {PRODUCT}; ratios go "
             f"from {significant(rivals.ratio.min())} to {significant(rivals.ratio.max())}."
         )
+    if known.get("smoke"):
+        text += " A smoke run: a few rounds each, which shows that everything runs and not how fast."
     if run.on_cpu:
         text += " The device is a CPU: no GPU figure was measured."
     return text

@@ -129,10 +129,11 @@ def count_decisions(scored: Sequence[ScoredTrajectory]) -> dict[str, int]:
 def detection(weights: Floats, unsafe: Bools, alert: Bools) -> dict[str, Floats]:
     """``sr`` (equation 15), ``fpr`` (16), ``precision`` (17) and ``f1`` (18), each ``[R]``.
 
-    Precision and F1 need safe trajectories too: without any they are undefined.
+    Precision and F1 need trajectories of both kinds: without them they are undefined.
     """
-    # Without safe trajectories no alert could be wrong: precision would be 1 for nothing, and F1 would follow.
-    both = np.where(weights @ ~unsafe > 0, 1.0, np.nan)
+    # Without safe trajectories no alert could be wrong, without unsafe ones none right: precision and F1 would be 1, or
+    # 0, for nothing.
+    both = np.where((weights @ ~unsafe > 0) & (weights @ unsafe > 0), 1.0, np.nan)
     tp, fn = weights @ (unsafe & alert), weights @ (unsafe & ~alert)
     fp, tn = weights @ (~unsafe & alert), weights @ (~unsafe & ~alert)
     return {

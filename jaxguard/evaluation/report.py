@@ -121,7 +121,7 @@ def write_report(
     figures = [
         ("Scores and the HOLD threshold", "The fused risk of a trajectory is its maximum over the steps.",
          plots.distribution(table, which="fused", threshold=calibration.lambda_hold, name="HOLD")),
-        ("Scores and the BLOCK threshold", "The hazard risk alone decides BLOCK, at a stricter budget.",
+        ("Scores and the BLOCK threshold", "The hazard risk alone decides BLOCK.",
          plots.distribution(table, which="hazard", threshold=calibration.lambda_block, name="BLOCK")),
         ("Lead time", "When the first alert came, relative to the first hazardous step.",
          plots.lead_time_chart(overall.lead_times)),
@@ -245,7 +245,8 @@ def _section(section: Section) -> dict[str, Any]:
     ours = section.rows[GUARD]
     note = (
         f"{describe(section.counts)}. AUROC of the maximum hazard {number(ours['auroc_hazard'].value)}, of the step "
-        f"hazard {number(ours['step_auroc'].value)}; PHIR cannot exceed {number(ours['phir_ceiling'].value)}."
+        f"hazard {number(ours['step_auroc'].value)}; more than a PHIR of "
+        f"{number(ours['phir_ceiling'].value)} takes as many false alerts."
     )
     return {"title": clip(section.name, 60), "note": " ".join([note, ahead(section)]).strip(), "rows": rows}
 

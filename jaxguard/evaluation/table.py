@@ -99,7 +99,8 @@ def _section(section: Section) -> list[str]:
     lines += _wrap(
         f"max hazard AUROC {number(ours['auroc_hazard'].value)}, step hazard AUROC "
         f"{number(ours['step_auroc'].value)} on {section.counts.supervised_steps:,} steps; "
-        f"timeliness {number(ours['timeliness'].value)}; PHIR cannot exceed {number(ours['phir_ceiling'].value)}"
+        f"timeliness {number(ours['timeliness'].value)}; more than a PHIR of "
+        f"{number(ours['phir_ceiling'].value)} takes as many false alerts"
     )
     return lines + _wrap(ahead(section))
 

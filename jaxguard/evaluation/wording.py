@@ -24,10 +24,12 @@ def number(value: float, metric: str = "", *, digits: int | None = None) -> str:
 
 
 def risk(value: float) -> str:
-    """A risk or a threshold with two digits, and with more where two would hide that it is below 1."""
-    if not 0.995 <= value < 1:
-        return number(value, digits=2)
-    return ">0.9999" if value >= 0.99995 else number(value, digits=4)
+    """A risk or a threshold with two digits, and with more where two would hide that it is above 0 or below 1."""
+    if 0.995 <= value < 1:
+        return ">0.9999" if value >= 0.99995 else number(value, digits=4)
+    if 0 < value < 0.005:
+        return "<0.0001" if value < 0.00005 else number(value, digits=4)
+    return number(value, digits=2)
 
 
 def span(interval: Interval, metric: str = "") -> str:

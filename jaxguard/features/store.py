@@ -205,7 +205,7 @@ class FeatureStore:
             shown = repr(text[:80]) + ("..." if len(text) > 80 else "")
             raise MissingTexts(
                 f"feature store {self.path}: {len(lost)} of {len(texts)} texts have no vector, the first is "
-                f"number {lost[0]}: {shown}; embed them first"
+                f"number {lost[0]}: {shown}; `jaxguard embed --store {self.path} --trajectories DIR` embeds them"
             )
         return ids
 

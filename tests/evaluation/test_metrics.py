@@ -55,6 +55,9 @@ def test_undefined_is_nan() -> None:
     got = detection(ones(2), safe, none) | ranking(ones(2), safe, np.array([0.1, 0.2]))
     assert got["fpr"][0] == 0.0
     assert all(math.isnan(got[k][0]) for k in ("sr", "f1", "precision", "auroc", "auprc"))
+    alerted = detection(ones(2), safe, np.array([True, False]))
+    assert alerted["fpr"][0] == 0.5
+    assert all(math.isnan(alerted[k][0]) for k in ("sr", "f1", "precision"))
     unsafe_missed = detection(ones(2), np.array([True, False]), none)
     assert unsafe_missed["f1"][0] == 0.0
     assert unsafe_missed["sr"][0] == 0.0

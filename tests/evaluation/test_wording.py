@@ -21,10 +21,11 @@ def test_number(value: float, metric: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0.00"), (0.9949, "0.99"), (0.996, "0.9960"), (0.99994, "0.9999"), (0.99996, ">0.9999"), (1.0, "1.00"),
+    [(0.0, "0.00"), (0.00004, "<0.0001"), (0.0007, "0.0007"), (0.0049, "0.0049"), (0.005, "0.01"),
+     (0.9949, "0.99"), (0.996, "0.9960"), (0.99994, "0.9999"), (0.99996, ">0.9999"), (1.0, "1.00"),
      (math.nan, "–")],
 )  # fmt: skip
-def test_risk_shows_that_it_is_below_one(value: float, text: str) -> None:
+def test_risk_shows_that_it_is_above_nothing_and_below_one(value: float, text: str) -> None:
     assert risk(value) == text
 
 
