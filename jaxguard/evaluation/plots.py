@@ -11,8 +11,8 @@ from jaxguard.decision.conformal import needed, observed_rate_band
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.evaluate import GUARD, Evaluation, Section
 from jaxguard.evaluation.metrics import Table, roc_curve
-from jaxguard.evaluation.svg import COLORS, Canvas, Plot, plot, ticks
-from jaxguard.evaluation.timing import LeadTimes
+from jaxguard.evaluation.svg import COLORS, Box, Canvas, Label, Labels, Plot, fit, plot, text_width, ticks
+from jaxguard.evaluation.timing import LeadTimes, Warnings
 from jaxguard.evaluation.wording import clip, number, risk
 from jaxguard.types import Decision
 
@@ -20,6 +20,9 @@ HALF = (540.0, 320.0)
 UNIT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _CURVE_POINTS = 600  # more than there are pixels
 _FARTHEST = 8  # lead times beyond this many steps share a bar
+_MOST_NAME = 270.0  # pixels of a subset's name
+_MOST_TOOL = 220.0  # pixels of a tool's name
+_UNTIMED = "no unsafe trajectory has a known hazard step"
 
 
 def distribution(table: Table, *, which: str, threshold: float, name: str) -> str:
@@ -65,103 +68,117 @@ def roc(table: Table, section: Section) -> str:
     """ROC of the maxima, the operating point with its intervals, and baselines that only alert."""
     area = plot(
         "Receiver operating characteristic of the trajectory maxima",
-        size=(HALF[0], 380), x=(0, 1), y=(0, 1), x_ticks=UNIT, y_ticks=UNIT,
+        size=(HALF[0], 420), x=(0, 1), y=(0, 1), x_ticks=UNIT, y_ticks=UNIT,
         x_label="false-alert rate (safe trajectories)", y_label="safety rate (unsafe trajectories)",
-        margin=(16, 16, 44, 58),
+        margin=(56, 16, 44, 58),
     )  # fmt: skip
-    c = area.canvas
+    c, labels = area.canvas, _labels(area, above=28)
     c.path(area.at([0, 1], [0, 1]), COLORS["axis"], 1, dash="3 4")
     ours = section.rows[GUARD]
-    for row, (scores, color, name) in enumerate(
-        ((table.max_hazard, COLORS["win"], "hazard"), (table.max_fused, COLORS["safe"], "fused"))
+    # Dashes on top: where the curves are equal, both show.
+    for row, (scores, color, name, width, dash) in enumerate(
+        ((table.max_fused, COLORS["safe"], "fused", 2.8, ""), (table.max_hazard, COLORS["hold"], "hazard", 1.8, "5 6"))
     ):
         fpr, tpr = roc_curve(table.unsafe, scores)
         kept = np.unique(np.linspace(0, len(fpr) - 1, min(len(fpr), _CURVE_POINTS)).astype(int))
-        c.path(area.at(fpr[kept].tolist(), tpr[kept].tolist()), color, 2.2)
+        points = area.at(fpr[kept].tolist(), tpr[kept].tolist())
+        c.path(points, color, width, dash=dash)
+        labels.trace(points)
         metric = ours["auroc" if name == "fused" else "auroc_hazard"]
-        y = area.y(0.06 + 0.075 * row)
-        c.line(area.x(0.58), y - 4, area.x(0.63), y - 4, color, 2.5)
-        c.text(area.x(0.645), y, f"{name}, AUROC {number(metric.value)}", color=COLORS["ink"])
-    taken: list[tuple[float, float]] = []
-    for name, metrics in section.rows.items():
-        if name != GUARD and "fpr" in metrics and np.isfinite(metrics["sr"].value):
-            x, y = area.x(metrics["fpr"].value), area.y(metrics["sr"].value)
-            c.shape([(x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y)], COLORS["muted"], name)
-            right = metrics["fpr"].value > 0.7
-            at = y + (17 if y < 30 else 4)
-            while any(abs(x - other) < 90 and abs(at - height) < 12 for other, height in taken):
-                at += 12 if y < 60 else -12  # labels of rules that do nearly the same must not overlap
-            taken.append((x, at))
-            c.text(x + (-9 if right else 9), at, clip(name, 24), size=11, anchor="end" if right else "start", halo=True)
+        x = area.x.start + 190 * row
+        c.line(x, 15, x + 24, 15, color, width, dash)
+        c.text(x + 30, 19, f"{name}, AUROC {number(metric.value)}", color=COLORS["ink"])
+    rivals = {
+        name: (area.x(metrics["fpr"].value), area.y(metrics["sr"].value))
+        for name, metrics in section.rows.items()
+        if name != GUARD and "fpr" in metrics and np.isfinite([metrics["sr"].value, metrics["fpr"].value]).all()
+    }
+    for name, (x, y) in rivals.items():
+        c.shape([(x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y)], COLORS["muted"], name)
+        labels.mark(x, y, 6)
     sr, fpr_here = ours["sr"], ours["fpr"]
     x, y = area.x(fpr_here.value), area.y(sr.value)
     if np.isfinite(fpr_here.low) and np.isfinite(sr.low):
-        c.line(area.x(fpr_here.low), y, area.x(fpr_here.high), y, COLORS["ink"], 1.5)
-        c.line(x, area.y(sr.low), x, area.y(sr.high), COLORS["ink"], 1.5)
-    c.dot(x, y, 6, COLORS["unsafe"], title=f"SR {number(sr.value)}, FPR {number(fpr_here.value)}")
+        for (x1, y1), (x2, y2) in (
+            ((area.x(fpr_here.low), y), (area.x(fpr_here.high), y)),
+            ((x, area.y(sr.low)), (x, area.y(sr.high))),
+        ):
+            c.line(x1, y1, x2, y2, COLORS["ink"], 1.5)
+            labels.trace([(x1, y1), (x2, y2)])
+    labels.mark(x, y, 6)
     text = f"operating point: SR {number(sr.value, digits=2)}, FPR {number(fpr_here.value, digits=2)}"
-    far = fpr_here.value > 0.45
-    c.text(x + (-12 if far else 14), y + 22, text, color=COLORS["ink"], bold=True,
-           anchor="end" if far else "start", halo=True)  # fmt: skip
+    own = Label(x, y, text, gap=11, reach=80, size=12, bold=True)
+    labels.beside([own, *(Label(*place, clip(name, 32), reach=200) for name, place in rivals.items())])
+    c.dot(x, y, 6, COLORS["unsafe"], title=f"SR {number(sr.value)}, FPR {number(fpr_here.value)}")
     return c.render()
+
+
+def _labels(area: Plot, above: float = 10) -> Labels:
+    return Labels(area.canvas, Box(area.x.start + 2, area.y.stop - above, area.x.stop + 8, area.bottom - 2))
 
 
 def calibration_band(table: Table, calibration: Calibration, level: float = 0.95) -> str:
     """Achieved against nominal false-alert rate of the fused score, with the exact band."""
-    maxima = table.max_fused[~table.unsafe]
+    maxima, alpha = table.max_fused[~table.unsafe], calibration.hold.alpha
     lowest = max(1.0 / (len(calibration.hold_maxima) + 1), 0.005)
-    top = max(0.5, calibration.hold.alpha * 1.25)
+    top = max(0.5, alpha * 1.25)
     levels = [a for a in np.unique(np.r_[np.linspace(0.01, top, 50), lowest]).tolist()
               if needed(a) <= len(calibration.hold_maxima)]  # fmt: skip
-    area = plot(
-        "Achieved against nominal false-alert rate",
-        size=(HALF[0], 380), x=(0, top), y=(0, min(1.0, top * 1.3)), x_ticks=[t for t in ticks(top) if t <= top],
-        y_ticks=[t for t in ticks(min(1.0, top * 1.3)) if t <= min(1.0, top * 1.3)], x_label="nominal level alpha",
-        y_label="achieved on safe test trajectories", margin=(16, 16, 44, 58),
-    )  # fmt: skip
-    c = area.canvas
-    if not len(maxima) or not levels:
-        c.text(area.x(top / 2), area.y(top / 2), "no safe trajectories to compare", anchor="middle")
-        return c.render()
-    cuts = [calibration.hold_at(a) for a in levels]
+    cuts = [calibration.hold_at(a) for a in levels] if len(maxima) else []
     bands = [observed_rate_band(cut.n, cut.k, len(maxima), level) for cut in cuts]
     upper, lower = [b.high for b in bands], [b.low for b in bands]
+    achieved = [float(cut.crossed(maxima).mean()) for cut in cuts]
+    here = float(calibration.hold.crossed(maxima).mean()) if cuts else 0.0
+    y_ticks = ticks(max([min(top, 1.0), here, *achieved, *upper]))
+    area = plot(
+        "Achieved against nominal false-alert rate",
+        size=(HALF[0], 420), x=(0, top), y=(0, y_ticks[-1]), x_ticks=[t for t in ticks(top) if t <= top],
+        y_ticks=y_ticks, x_label="nominal level alpha", y_label="achieved on safe test trajectories",
+        margin=(56, 16, 44, 58),
+    )  # fmt: skip
+    c, labels = area.canvas, _labels(area, above=28)
+    if not cuts:
+        c.text(area.x(top / 2), area.y(y_ticks[-1] / 2), "no safe trajectories to compare", anchor="middle")
+        return c.render()
     c.area(area.at(levels, upper) + area.at(levels, lower)[::-1], COLORS["band"], 0.13)
     c.path(area.at([0, top], [0, top]), COLORS["axis"], 1, dash="3 4")
-    achieved = [float(cut.crossed(maxima).mean()) for cut in cuts]
-    c.path(area.at(levels, achieved), COLORS["safe"], 2.2)
-    here = float(calibration.hold.crossed(maxima).mean())
-    x, y = area.x(calibration.hold.alpha), area.y(here)
+    points = area.at(levels, achieved)
+    c.path(points, COLORS["safe"], 2.2)
+    labels.trace(points)
+    x, y = area.x(alpha), area.y(here)
     c.line(x, y, x, area.bottom, COLORS["muted"], 1, "2 3")
+    labels.mark(x, y, 6)
+    text = f"alpha {alpha:g}: achieved {number(here)}"
+    labels.beside([Label(x, y, text, gap=11, reach=80, size=12, bold=True)])
     c.dot(x, y, 6, COLORS["unsafe"])
-    below = min(y + 20, area.bottom - 8)  # above the axis, whose numbers are there
-    c.text(x + 12, below, f"alpha {calibration.hold.alpha:g}: achieved {number(here)}", color=COLORS["ink"],
-           bold=True, halo=True)  # fmt: skip
-    x, y = area.x.start + 14, area.y.stop + 8
-    c.rect(x, y, 22, 11, COLORS["band"], 0.2)
-    c.text(x + 30, y + 10, f"{level:.0%} band if exchangeable", color=COLORS["ink"])
-    c.text(x + 30, y + 27, f"{calibration.hold.n:,} calibration, {len(maxima):,} test trajectories", size=11)
+    x = area.x.start
+    c.rect(x, 2, 22, 11, COLORS["band"], 0.2)
+    c.text(x + 30, 12, f"{level:.0%} band if exchangeable", color=COLORS["ink"])
+    c.text(x + 30, 28, f"{calibration.hold.n:,} calibration, {len(maxima):,} test trajectories", size=11)
     return c.render()
 
 
 def forest(sections: Sequence[Section]) -> str:
     """Safety rate and false-alert rate of every subset with their intervals."""
     step = 24
+    names = [(section.name, section.kind == "all") for section in sections]
+    left = min(max((text_width(name, bold=bold) for name, bold in names), default=0.0), _MOST_NAME) + 14
     area = plot(
         "Safety rate and false-alert rate by subset",
         size=(HALF[0], 84 + step * len(sections)), x=(0, 1), y=(len(sections) - 0.5, -0.5), x_ticks=UNIT,
-        x_label="rate, with interval", margin=(40, 16, 44, 150),
+        x_label="rate, with interval", margin=(40, 16, 44, left),
     )  # fmt: skip
     c = area.canvas
-    for x, name, color in ((150, "safety rate", COLORS["ema"]), (260, "false-alert rate", COLORS["unsafe"])):
+    for shift, name, color in ((0, "safety rate", COLORS["ema"]), (110, "false-alert rate", COLORS["unsafe"])):
+        x = left + shift
         c.dot(x + 6, 14, 5, color)
         c.text(x + 18, 18, name, color=COLORS["ink"])
     for tick in UNIT:
         c.line(area.x(tick), area.y.stop, area.x(tick), area.bottom, COLORS["grid"])
-    for i, section in enumerate(sections):
+    for i, (section, (name, bold)) in enumerate(zip(sections, names, strict=True)):
         y = area.y(i)
-        c.text(area.x.start - 10, y + 4, clip(section.name, 22), anchor="end", color=COLORS["ink"],
-               bold=section.kind == "all")  # fmt: skip
+        shown = fit(name, _MOST_NAME, bold=bold)
+        c.text(area.x.start - 10, y + 4, shown, anchor="end", color=COLORS["ink"], bold=bold)
         for key, color in (("fpr", COLORS["unsafe"]), ("sr", COLORS["ema"])):
             metric = section.rows[GUARD][key]
             if np.isfinite(metric.low):
@@ -173,6 +190,8 @@ def forest(sections: Sequence[Section]) -> str:
 
 def lead_time_chart(lead: LeadTimes) -> str:
     """First alerts relative to the first hazard; far ones share a bar, missed ones stand apart."""
+    if not lead.missed and not any(lead.histogram.values()):
+        return _nothing("Steps between the first alert and the first hazard", _UNTIMED)
     counts = {step: 0 for step in range(-_FARTHEST, _FARTHEST + 1)}
     for step, count in lead.histogram.items():
         counts[max(-_FARTHEST, min(_FARTHEST, step))] += count
@@ -213,50 +232,96 @@ def lead_time_chart(lead: LeadTimes) -> str:
     return area.canvas.render()
 
 
+def _nothing(label: str, reason: str) -> str:
+    canvas = Canvas(HALF[0], 90, label)
+    canvas.rect(0, 0, HALF[0], 90, COLORS["grid"], 0.4)
+    canvas.text(HALF[0] / 2, 49, reason, anchor="middle")
+    return canvas.render()
+
+
 def early_warning(table: Table, evaluation: Evaluation) -> str:
     """Share of unsafe trajectories warned of before their hazard against the false-alert rate, over all thresholds."""
-    top = 0.5
-    area = plot(
-        "Early warning against false alerts",
-        size=HALF, x=(0, top), y=(0, 1), x_ticks=ticks(top), y_ticks=UNIT,
-        x_label="false-alert rate (safe trajectories)", y_label="warned of before the hazard",
-        margin=(16, 16, 44, 58),
-    )  # fmt: skip
-    c, counted = area.canvas, ~table.unsafe | table.timed
+    label = "Early warning against false alerts"
     if not table.timed.any() or table.unsafe.all():
-        c.text(area.x(top / 2), area.y(0.5), "no hazard with a known step to warn of", anchor="middle")
-        return c.render()
+        return _nothing(label, "no safe trajectories to compare" if table.timed.any() else _UNTIMED)
+    configured = next((w for w in evaluation.early_warning if np.isclose(w.alpha, evaluation.alpha_hold)), None)
+    top = 0.5 if configured is None or configured.fpr <= 0.5 else 1.0
+    area = plot(
+        label, size=HALF, x=(0, top), y=(0, 1), x_ticks=ticks(top), y_ticks=UNIT,
+        x_label="false-alert rate (safe trajectories)", y_label="warned of before the hazard",
+        margin=(40, 16, 44, 58),
+    )  # fmt: skip
+    c, labels, counted = area.canvas, _labels(area), ~table.unsafe | table.timed
     c.path(area.at([0, top], [0, top]), COLORS["axis"], 1, dash="3 4")
     ours = evaluation.overall.rows[GUARD]
     ceiling = ours["phir_ceiling"].value
-    c.path(area.at([0, top], [ceiling, ceiling]), COLORS["muted"], 1.2, dash="6 4")
-    c.text(area.x(top) - 4, area.y(ceiling) + (14 if ceiling > 0.9 else -6), f"cannot exceed {number(ceiling)}",
-           size=11, anchor="end", halo=True)  # fmt: skip
+    if ceiling < 1:
+        c.path(area.at([0, top], [ceiling, ceiling]), COLORS["muted"], 1.2, dash="6 4")
     scores = np.where(table.unsafe, table.max_early, table.max_fused)[counted]
     fpr, warned = roc_curve(table.unsafe[counted], scores)
     inside = fpr <= top
     edge = float(np.interp(top, fpr, warned))
-    c.path(area.at([*fpr[inside].tolist(), top], [*warned[inside].tolist(), edge]), COLORS["ema"], 2.2)
-    for w in evaluation.early_warning:
-        if w.fpr <= top:
-            x, y = area.x(w.fpr), area.y(w.phir)
-            lead = f", {number(w.lead, digits=1)} steps ahead" if w.phir else ""
-            c.dot(x, y, 5, COLORS["ema"], title=f"alpha {w.alpha:g}: {number(w.phir)} at FPR {number(w.fpr)}{lead}")
-            if w.alpha == max(v.alpha for v in evaluation.early_warning if v.fpr <= top):
-                c.text(x + 10, y + 18, f"alpha {w.alpha:g}{lead}", color=COLORS["ink"], bold=True, halo=True)
-    c.text(area.x(top) - 4, area.y(0.06), f"timeliness {number(ours['timeliness'].value)}", color=COLORS["ink"],
-           anchor="end", halo=True)  # fmt: skip
+    points = area.at([*fpr[inside].tolist(), top], [*warned[inside].tolist(), edge])
+    c.path(points, COLORS["ema"], 2.2)
+    labels.trace(points)
+    _warning_marks(area, labels, [w for w in evaluation.early_warning if w.fpr <= top], configured)
+    keys = [(f"all thresholds, timeliness {number(ours['timeliness'].value)}", COLORS["ema"], 2.2, "")]
+    if ceiling < 1:
+        text = f"{number(ceiling, digits=2)}: more only with as many false alerts"
+        keys.append((text, COLORS["muted"], 1.2, "6 4"))
+    for row, (text, color, width, dash) in enumerate(keys):
+        y = 9 + 17 * row
+        c.line(area.x.start, y, area.x.start + 24, y, color, width, dash)
+        c.text(area.x.start + 30, y + 4, text, color=COLORS["ink"])
     return c.render()
+
+
+def _warning_marks(area: Plot, labels: Labels, drawn: Sequence[Warnings], configured: Warnings | None) -> None:
+    """A dot for each level, and labels where there is room: always for the configured level, else for the last."""
+    main = configured or max(drawn, key=lambda w: w.alpha, default=None)
+    groups = sorted(_coinciding(drawn), key=lambda group: (main not in group, -group[-1].alpha))
+    for group in reversed(groups):
+        x, y = area.x(group[0].fpr), area.y(group[0].phir)
+        title = "; ".join(f"alpha {w.alpha:g}: {number(w.phir)} at FPR {number(w.fpr)}{_ahead([w])}" for w in group)
+        here = configured in group
+        area.canvas.dot(x, y, 6 if here else 5, COLORS["unsafe" if here else "ema"], title=title)
+        labels.mark(x, y, 5)
+    for group in groups:
+        x, y, bold = area.x(group[0].fpr), area.y(group[0].phir), main in group
+        text = f"alpha {', '.join(f'{w.alpha:g}' for w in group)}{_ahead(group)}"
+        labels.beside([Label(x, y, text, reach=120 if bold else 14, bold=bold)])
+
+
+def _coinciding(points: Sequence[Warnings]) -> list[list[Warnings]]:
+    """Warnings by the point they share, each in order of alpha."""
+    found: dict[tuple[float, float], list[Warnings]] = {}
+    for w in sorted(points, key=lambda w: w.alpha):
+        found.setdefault((round(w.fpr, 3), round(w.phir, 3)), []).append(w)
+    return list(found.values())
+
+
+def _ahead(group: Sequence[Warnings]) -> str:
+    leads = {number(w.lead, digits=1) for w in group if w.phir}
+    return f", {leads.pop()} steps ahead" if len(leads) == 1 else ""
 
 
 def timeline(record: ScoredTrajectory, tools: Sequence[str], shown: range) -> str:
     """All risks over the ``shown`` steps of one trajectory, with thresholds, first hazard and decisions."""
     n = len(shown)
-    spacing = min(110.0, 985.0 / max(n, 1))
-    wide = spacing >= 96
-    longest = max((len(tools[t]) for t in shown), default=0)
-    below = 34 if wide else 24 + min(longest, 16) * (5.2 if spacing < 30 else 4.4)
+    names = [tools[t] or "(no name)" for t in shown]
+    longest = min(max((text_width(name, 11) for name in names), default=0.0), _MOST_TOOL)
     right, left = 96.0, 44.0
+    spacing = min(max(110.0, longest + 10), 985.0 / max(n, 1))
+    wide = spacing >= max(96.0, longest + 6)
+    turn, below = 0.0, 34.0
+    if not wide:
+        turn = -60.0 if spacing < 30 else -38.0
+        rise, reach = np.sin(np.radians(-turn)), np.cos(np.radians(turn))
+        below = 24 + rise * longest
+        # The names of the first steps lean out to the left.
+        widths = [min(text_width(name, 11), _MOST_TOOL) for name in names]
+        left = max(left, *(reach * width - (i + 0.4) * spacing for i, width in enumerate(widths)))
+        spacing = min(spacing, (1125.0 - right - left) / n)
     width = max(left + spacing * n + right, 420.0)
     # A short timeline keeps its spacing at the minimum width: empty steps follow its last one.
     last = (width - left - right) / spacing - 0.5
@@ -287,14 +352,13 @@ def timeline(record: ScoredTrajectory, tools: Sequence[str], shown: range) -> st
         decision = Decision(int(record.decision[t]))
         title = f"step {t}: {clip(tools[t], 60)}, fused {number(value)}, {decision.name}"
         _marker(c, area.x(i), y, decision, title, small=small)
-        x, text = area.x(i), tools[t] or "(no name)"
+        x, text = area.x(i), names[i]
         if wide:
-            c.text(x, area.bottom + 16, clip(text, int(spacing / 6.6)), size=11, anchor="middle")
+            c.text(x, area.bottom + 16, fit(text, spacing - 6, 11), size=11, anchor="middle")
             c.text(x, area.bottom + 30, str(t), size=10, anchor="middle")
         else:
-            turn = -60 if spacing < 30 else -38
             size = 9.5 if spacing < 20 else 11
-            c.text(x + 4, area.bottom + 14, clip(text, 16), size=size, anchor="end", rotate=turn)
+            c.text(x + 4, area.bottom + 14, fit(text, _MOST_TOOL, size), size=size, anchor="end", rotate=turn)
     return c.render()
 
 

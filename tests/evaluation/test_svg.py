@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from jaxguard.evaluation.svg import Canvas, Scale, plot, tick_text, ticks
+from jaxguard.evaluation.svg import Box, Canvas, Label, Labels, Scale, fit, plot, text_width, tick_text, ticks
 
 
 def test_scale_maps_clamps_and_may_be_reversed() -> None:
@@ -47,3 +47,39 @@ def test_plot_is_valid_xml() -> None:
     area = plot("p", size=(200, 100), x=(0, 1), y=(0, 1), x_ticks=(0, 1), y_ticks=(0, 0.5, 1), x_label="a", y_label="b")
     root = ET.fromstring(area.canvas.render())
     assert [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")] == ["0.0", "0.5", "1.0", "0", "1", "a", "b"]
+
+
+def test_text_is_fitted_to_a_width() -> None:
+    assert text_width("漢字", 10) == 20
+    assert text_width("ab", bold=True) > text_width("ab")
+    assert fit("short", 100) == "short"
+    cut = fit("a rather long name", 60)
+    assert cut.endswith("…")
+    assert text_width(cut) <= 60
+    assert fit("W" * 1000, 1) == "…"
+
+
+def test_labels_keep_off_each_other_marks_and_curves() -> None:
+    labels = Labels(Canvas(300, 200, "c"), Box(0, 0, 300, 200))
+    labels.mark(100, 100, 5)
+    labels.trace([(110, 100), (300, 100)])
+    wanted = [Label(100, 100, text, reach=80) for text in ("first", "second", "third", "fourth", "fifth")]
+    assert labels.beside(wanted) == []
+    taken = [*labels.texts, *labels.marks]
+    assert not any(a.meets(b) for i, a in enumerate(taken) for b in taken[:i])
+    assert all(labels.bounds.holds(box) for box in labels.texts)
+    assert not any(box.right > 110 and box.top < 100 < box.bottom for box in labels.texts)
+
+
+def test_labels_name_the_texts_without_room() -> None:
+    labels = Labels(Canvas(60, 30, "c"), Box(0, 0, 60, 30))
+    labels.mark(10, 15, 5)
+    assert labels.beside([Label(10, 15, "fits"), Label(10, 15, "does not fit at all")]) == ["does not fit at all"]
+    assert labels.canvas.render().count("<text") == 1
+
+
+def test_a_text_without_room_is_placed_before_the_others() -> None:
+    labels = Labels(Canvas(200, 20, "c"), Box(0, 0, 200, 20))
+    assert labels.beside([Label(100, 10, "free"), Label(190, 10, "left of its mark")]) == []
+    assert labels.texts[0].right < 190
+    assert labels.texts[1].right < 100
