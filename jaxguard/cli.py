@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse(arguments: argparse.Namespace, message: str, status: int = 1) -> int:
-    print(f"jaxguard {arguments.command}: {message}", file=sys.stderr)
+    from jaxguard.evaluation.wording import visible
+
+    print(visible(f"jaxguard {arguments.command}: {message}"), file=sys.stderr)
     return status
 
 
@@ -186,15 +188,16 @@ def _formats(_: argparse.Namespace) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
+    from jaxguard.evaluation.wording import visible
     from jaxguard.traces.convert import convert
 
     report = convert(arguments.path, arguments.out, format=arguments.format)
     for file in report.files:
         found = ", ".join(f"{count:,} {name}" for name, count in file.formats.items()) or "nothing recognised"
         problem = f"; {file.error}" if file.error else ""
-        _say(f"{file.file}: {found}; {file.rejected:,} rejected records{problem}")
+        _say(f"{visible(str(file.file))}: {found}; {file.rejected:,} rejected records{visible(problem)}")
     for skipped in report.skipped_files:
-        _say(f"not read: {skipped}")
+        _say(visible(f"not read: {skipped}"))
     _say(_pairs(report.counts))
     _say(f"wrote {arguments.out}")
 
@@ -331,6 +334,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 
 def _score(arguments: argparse.Namespace) -> None:
+    from jaxguard.evaluation.wording import visible
     from jaxguard.guard import Guard
     from jaxguard.scoring.archive import score_archive
 
@@ -344,7 +348,7 @@ def _score(arguments: argparse.Namespace) -> None:
     )
     counts, seconds = report.counts, report.seconds
     for skipped in report.skipped_files:
-        _say(f"not read: {skipped}")
+        _say(visible(f"not read: {skipped}"))
     if counts["files_rejected"]:
         _say(f"{counts['files_rejected']:,} of {counts['files']:,} files rejected, none of whose records is a trace")
     _say(

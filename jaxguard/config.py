@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from jaxguard.strict_yaml import load_yaml
 from jaxguard.types import JaxguardError
 
 SEED = 20260701
@@ -469,7 +470,7 @@ def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> Config:
 def _yaml(text: str, what: str) -> Any:
     """The value that ``text`` holds; an error is one line."""
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except RecursionError:
         raise ConfigError(f"{what}: not valid YAML: nested too deeply") from None
     # Besides its own errors, PyYAML lets through what Python raises for 2020-13-45, "!!int x" or "!!timestamp x".

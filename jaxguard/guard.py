@@ -206,7 +206,10 @@ class Guard:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
             made, replaced = Path(scratch) / "made", Path(scratch) / "replaced"
             made.mkdir()
-            save_file(flatten(self.params), made / "weights.safetensors")
+            try:
+                save_file(flatten(self.params), made / "weights.safetensors")
+            except SafetensorError as error:  # a full disk, say
+                raise GuardError(f"guard bundle {target}: weights cannot be written ({error})") from error
             if thresholds is not None:
                 (made / "calibration.json").write_bytes(thresholds)
             (made / "guard.json").write_text(text, encoding="utf-8")
@@ -342,7 +345,8 @@ class Session:
     by call id, because agent hosts retry their hooks. Methods may be called from several threads.
 
     A failure while scoring yields HOLD with ``Verdict.error``, never an exception that a host could take
-    for consent; a misuse (an unknown call id, a changed call under an old id) raises :class:`GuardError`.
+    for consent; a misuse (an unknown call id, another call under a committed id) raises :class:`GuardError`.
+    Of several calls checked under one id, the last is the one that a commit stands for.
     """
 
     def __init__(self, guard: Guard, instruction: str, metadata: Mapping[str, Any], mode: Mode):
@@ -407,6 +411,8 @@ class Session:
         except Exception as error:  # fail closed: a mapping of the host's own may raise anything
             logger.exception("reading the arguments of a proposed call to %r failed", tool)
             problem = f"arguments: cannot be read ({type(error).__name__}: {error})"
+        if not tool.strip():
+            problem = "tool: got an empty name, expected that of a tool"
         digest = hashlib.sha256(repr((tool, texts)).encode("utf-8", "surrogatepass")).hexdigest()
         with self._lock:
             key = self._steps if call_id is None else call_id
@@ -456,20 +462,23 @@ class Session:
     def _score(self, tool: str, texts: Sequence[str], digest: str) -> _Checked:
         try:
             model = self._guard.scorer
-            if self._state is None:
-                self._state = model.start(self._vectors([self._instruction])[0])
+            start = model.start(self._vectors([self._instruction])[0]) if self._state is None else self._state
             observation, action = self._vectors(texts, live=True)
-            state, hazard, prefix = model.step(self._state, observation, action)
+            state, hazard, prefix = model.step(start, observation, action)
+            if not (math.isfinite(hazard) and math.isfinite(prefix)):
+                raise GuardError(f"world model: hazard {hazard} and prefix risk {prefix}, expected finite ones")
             evidence_state, evidence = advance(self._evidence, hazard, prefix, self._calibration.fusion)
         except Exception as error:  # fail closed: whatever went wrong, the call must not run unseen
             logger.exception("scoring a proposed call to %r failed", tool)
             return self._held(digest, f"{type(error).__name__}: {error}")
+        self._state = start  # not before its step was scored: what failed must not stay
         decision, margin = decide_step(evidence.hazard, evidence.fused, self._cutoffs)
         verdict = self._verdict(decision, tuple(evidence), margin)
         return _Checked(digest, verdict, state, evidence_state)
 
     def _vectors(self, texts: Sequence[str], live: bool = False) -> np.ndarray:
-        vectors = self._guard.encoder.encode(texts, live=live)
+        with np.errstate(over="ignore"):
+            vectors = np.asarray(self._guard.encoder.encode(texts, live=live)).astype(np.float32, copy=False)
         if not np.isfinite(vectors).all():
             raise GuardError(f"encoder {self._guard.encoder.fingerprint}: returned a vector that is not finite")
         return vectors

@@ -380,7 +380,10 @@ def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
 
 
 def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[ScoredTrajectory], Path]:
-    """Scores a part, compares with simple guards, and writes ``report/evaluation.json`` and ``report.html``."""
+    """Scores a part, compares with simple guards, and writes ``evaluation.json`` and ``report.html``.
+
+    They go to ``report/``, those of other parts than the test part to ``report-PART/``.
+    """
     run = open_run(folder)
     if part not in run.splits:
         raise RunError(f"part: got {part!r}, expected one of {', '.join(run.splits)}")
@@ -398,7 +401,7 @@ def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[Sco
     result = evaluate(
         scored, calibration, rivals, seed=settings.seed, resamples=settings.resamples, latency_ms=latency, shared=shared
     )
-    report = folder / "report"
+    report = folder / ("report" if part == "test" else f"report-{part}")  # no figures of training among those of tests
     report.mkdir(exist_ok=True)
     page, figures = report / "report.html", report / "evaluation.json"
     partial = {file: file.with_name(f"{file.name}.partial") for file in (page, figures)}

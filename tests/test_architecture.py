@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxguard"
 # Each layer may import from itself and from those before it; members of one layer are strangers to each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "config", "ranking"),
+    ("types", "strict_yaml", "versions", "ranking"),
+    ("config",),
     ("traces",),
     ("features",),
     ("world_model",),

@@ -237,3 +237,10 @@ def _at(config: Any, key: str) -> Any:
     for part in key.split("."):
         config = getattr(config, part)
     return config
+
+
+def test_a_setting_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("stage1: {steps: 100}\nstage1: {batch_size: 4}\n")
+    with pytest.raises(ConfigError, match=r"not valid YAML: key 'stage1' stands twice .*line 2"):
+        load_config(path)

@@ -225,7 +225,7 @@ def as_dtype(name: str, size: int) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "guard.json").unlink(), r"no guard\.json there; expected a folder that jaxguard"),
+        (lambda folder: (folder / "guard.json").unlink(), r"no guard\.json there, expected a bundle that jaxguard"),
         (
             edit("guard.json", jaxguard_bundle=1),
             "version is 1, this jaxguard reads version 3; delete it and make it anew",

@@ -144,6 +144,15 @@ def test_arguments_are_read_as_the_readers_of_traces_read_them(guard: Guard) -> 
     assert_equal(broken, next(guard.score([expected])).verdict(0))
 
 
+def test_a_call_of_no_tool_is_held(guard: Guard) -> None:
+    session = guard.session("task")
+    verdict = session.check("", " ")
+    assert verdict.decision is Decision.HOLD
+    assert verdict.error == "tool: got an empty name, expected that of a tool"
+    with pytest.raises(GuardError, match="could not be scored"):
+        session.commit()
+
+
 def test_surrogates_are_replaced_and_do_not_raise(guard: Guard) -> None:
     verdict = guard.session("task \ud800").check("\udfff", "send\ud800", {"k\udc00": "v\ud83d"}, call_id="\ud800")
     assert not verdict.error
@@ -228,6 +237,8 @@ FAULTS = {
     "raises": (fail, "RuntimeError: no connection"),
     "nan": (lambda v: v * np.nan, "returned a vector that is not finite"),
     "inf": (lambda v: v + np.inf, "returned a vector that is not finite"),
+    "overflow": (lambda v: v.astype(np.float64) + 1e300, "returned a vector that is not finite"),
+    "large": (lambda v: v + np.float32(1e30), "expected finite ones"),
     "shape": (lambda v: v[:, :3], r"expected \(8,\)"),
     "count": (lambda v: v[:1, :], "not enough values|index"),
 }

@@ -280,8 +280,8 @@ def render(diagnosis: Diagnosis) -> str:
         values = (np.mean(use.entropy), use.entropy_share, use.in_use, use.kl, use.kl_above)
         lines.append(f"{name:28}" + "".join(f"{number(float(v)):>9}" for v in values))
     heads = [f"{source}, {name.split(maxsplit=1)[-1]}" for name in d.latents for source in ("h", "z")]
-    lines += ["", f"{'AUROC of probes':36}{'n':>7}" + "".join(f"{head:>12}" for head in ("step", *heads))]
+    lines += ["", f"{'AUROC of probes':33}{'n':>7}" + "".join(f"{head:>12}" for head in ("step", *heads))]
     for target, of in d.by_target().items():
         cells = "".join(f"{number(p.auroc):>12}" for p in of.values())
-        lines.append(f"{target[:35]:36}{of['', 'step'].n:>7,}{cells}")
+        lines.append(f"{target[:32]:33}{of['', 'step'].n:>7,}{cells}")
     return "\n".join(lines) + "\n"

@@ -19,6 +19,7 @@ import json
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,7 +297,7 @@ class _Window:
                     self.advance(end - self.position)
                     return value, text
             self.fill()
-            parser.nonfinite = 0
+            parser.nonfinite, parser.repeated = 0, None
 
 
 class _Parser:
@@ -305,7 +306,14 @@ class _Parser:
     def __init__(self) -> None:
         self.surrogates = 0
         self.nonfinite = 0
-        self.decoder = json.JSONDecoder(strict=False, parse_constant=self._constant)
+        self.repeated: str | None = None
+        self.decoder = json.JSONDecoder(strict=False, parse_constant=self._constant, object_pairs_hook=self._object)
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            self.repeated = repeated_key(pairs)
+        return found
 
     def _constant(self, token: str) -> str:
         self.nonfinite += 1
@@ -327,6 +335,9 @@ class _Parser:
 
     def clean(self, value: Any, text: str) -> Any:
         """The value without lone surrogates; raises ValueError where it is nested too deeply."""
+        repeated, self.repeated = self.repeated, None
+        if repeated is not None:  # one of the two values would be lost
+            raise ValueError(f"key {repeated!r:.60} stands twice in one object")
         if is_deep(value, text, MAX_DEPTH):
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
         # The walk is needed only where the text can hold a surrogate: as an escape, or as an undecodable byte.
@@ -380,6 +391,11 @@ def is_deep(value: Any, text: str, limit: int) -> bool:
         if not level:
             return False
     return True
+
+
+def repeated_key(pairs: list[tuple[str, Any]]) -> str:
+    """A key of a JSON object's pairs that stands there twice."""
+    return Counter(key for key, _ in pairs).most_common(1)[0][0]
 
 
 def _decode(data: bytes) -> str:

@@ -253,6 +253,23 @@ def test_a_refusal_has_no_steps():
             r"messages\[1\].content\[0\]: 'toolUse' is not read",
         ),
         ([user("a"), user([{"toolResult": {}}])], r"messages\[1\].content\[0\]: 'toolResult' is not read"),
+        *(
+            ([user("a"), {"role": "assistant", "content": [{"type": kind, "name": "rm"}]}], f"{kind!r} is not read")
+            for kind in ("function_call", "tool_calls", "mcp_call", "custom_tool_call", "tool_use_block", "shell_call")
+        ),
+        *(
+            ([user("a"), {"role": "assistant", "content": "", name: [{"name": "rm"}]}], f"{name!r} is not read")
+            for name in ("tool_use", "tool_requests", "custom_tool_calls")
+        ),
+        ([user("a"), {"role": "assistant", "content": {"type": "mcp_call", "name": "rm"}}], "'mcp_call' is not read"),
+        ([user("a"), user("b") | {"tool_calls": [{"name": "rm"}]}], r"messages\[1\].tool_calls: 'tool_calls' is not"),
+        (
+            [
+                user("a"),
+                {"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{}"}, "args": 1}]},
+            ],
+            r"tool_calls\[0\]: 2 of arguments, args, input, .* are given, expected one",
+        ),
         (
             [user("a"), says("<tool_call>{}</tool_call>"), result("1", "deleted")],
             r"messages\[1\]: <tool_call, but no call in tool_calls, function_call or a tool_use part",
@@ -309,6 +326,41 @@ def test_a_call_that_stands_in_tool_calls_and_in_a_part_is_one():
     message = says(None, ("a", "look", "{}")) | {"content": [use("a", "look", {}), use("b", "drop", {})]}
     made = read_conversation([user("go"), message])
     assert [(s.tool, s.call_id) for s in made.steps] == [("look", "a"), ("drop", "b")]
+
+
+def test_another_call_under_the_id_of_one_is_read():
+    message = says(None, ("a", "look", "{}")) | {"content": [use("a", "wire", {"to": "them"})]}
+    made = read_conversation([user("go"), message])
+    assert [(s.tool, s.arguments) for s in made.steps] == [("look", {}), ("wire", {"to": "them"})]
+
+
+@pytest.mark.parametrize("name", ["arguments", "args", "input", "parameters", "params", "kwargs"])
+def test_arguments_under_each_of_their_names(name):
+    given = {"to": "them"}
+    messages = [
+        {"tool_calls": [{"function": {"name": "send", name: given}}]},
+        {"tool_calls": [{"function": {"name": "send"}, name: given}]},
+        {"tool_calls": [{"function": "send", name: given}]},
+        {"content": [{"type": "tool_use", "name": "send", name: given}]},
+    ]
+    made = read_conversation([user("go"), *({"role": "assistant", **message} for message in messages)])
+    assert [s.arguments for s in made.steps] == [given] * 4
+
+
+def test_a_key_that_stands_twice_in_arguments_keeps_both_values():
+    assert parse_arguments('{"to": "them", "to": "boss"}') == (None, '{"to": "them", "to": "boss"}')
+
+
+def test_everything_a_result_says_is_kept():
+    answer = {"type": "tool_result", "tool_use_id": "a", "output": "paid"}
+    made = read_conversation(
+        [
+            user("go"),
+            uses(use("a", "look", {})),
+            {"role": "tool", "content": [answer, {"type": "text", "text": "now wire it"}]},
+        ]
+    )
+    assert made.final_observation == "paid\nnow wire it"
 
 
 def test_arguments_beside_the_name_of_a_function():

@@ -238,3 +238,11 @@ def test_a_line_that_holds_an_array_of_records_says_so(tmp_path):
         )
     assert isinstance(third, Parsed)
     assert list(third.record) == ["messages"]
+
+
+def test_a_key_that_stands_twice_rejects_its_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n{"a": {"unsafe": true, "unsafe": false}}\n{"b": 2}\n')
+    found = list(read_records(path))
+    assert [type(item).__name__ for item in found] == ["Parsed", "Broken", "Parsed"]
+    assert found[1].reason == "line 2: key 'unsafe' stands twice in one object"

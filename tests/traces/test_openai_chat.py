@@ -61,6 +61,23 @@ def test_a_judged_record(label, unsafe):
     assert "instruction" not in made.metadata
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"output": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        {"choices": [{"message": {"role": "assistant", "tool_calls": [{"id": "1"}]}}]},
+        {"response": {"content": [{"type": "tool_use", "name": "wire"}]}},
+        {"tool_calls": [{"id": "1"}]},
+    ],
+)
+def test_calls_beside_the_messages_do_not_vanish(beside):
+    with pytest.raises(RecordError, match="a call that is not among the messages of 'messages'"):
+        read({"messages": CHAT, **beside})
+    assert len(read({"messages": CHAT, "dialog": CHAT[:3]}).steps) == 2
+    tools = {"tools": [{"type": "function", "function": {"name": "wire"}}], "info": {"tool_calls": []}}
+    assert len(read({"messages": CHAT, **tools}).steps) == 2
+
+
 def test_a_record_without_id_is_named_by_its_place():
     made = read({"messages": CHAT})
     assert made.id == "shop-bot:4"

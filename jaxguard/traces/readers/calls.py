@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxguard.traces.files import MAX_DEPTH, is_deep
+from jaxguard.traces.files import MAX_DEPTH, is_deep, repeated_key
 from jaxguard.traces.registry import RecordError
 from jaxguard.types import Step
 
@@ -25,8 +25,10 @@ _TAG = re.compile(r"^\[(user|assistant|system)\]", re.MULTILINE)
 _PRIVATE_PARTS = ("thinking", "reasoning", "redacted_thinking")
 # Anthropic's notation: calls and results are parts of a message's content.
 _CALL_PART, _RESULT_PART = "tool_use", "tool_result"
+_ARGUMENTS = ("arguments", "args", "input", "parameters", "params", "kwargs")
 # Other notations that are met for a call, letters alone. They are refused: what holds a call must not pass as a text.
-_OTHER_CALLS = re.compile(r"(?:server|mcp)?(?:tool|function)(?:calls?|uses?|invocations?)")
+_CALLED = r"(?:tool|function|mcp|computer|shell|code|search|patch|interpreter|execution)"
+_OTHER_CALLS = re.compile(rf"[a-z]*{_CALLED}(?:calls?|uses?|invocations?|requests?)(?:blocks?)?")
 _OTHER_RESULTS = re.compile(r"[a-z]*(?:tool|function)(?:calls?)?(?:results?|outputs?|responses?)")
 _WRITTEN_CALL = re.compile(r"<(?:tool_call|function_calls?|invoke)\b")
 
@@ -35,8 +37,9 @@ def parse_arguments(value: object) -> tuple[dict[str, Any] | None, str | None]:
     """Arguments of a call as ``(arguments, raw_arguments)``; exactly one of the two is ``None``.
 
     Logs hold an object, a JSON text of an object, or nothing (``""``, blanks, ``None``, ``"null"``: a call
-    without arguments, ``{}``). Everything else (broken JSON, a JSON list or number, an object too deep to be
-    carried on) is kept as raw text. NaN and Infinity become strings, as in :mod:`jaxguard.traces.files`.
+    without arguments, ``{}``). Everything else (broken JSON, a JSON list or number, an object with a key that stands
+    twice, or too deep to be carried on) is kept as raw text. NaN and Infinity become strings, as in
+    :mod:`jaxguard.traces.files`.
     """
     if value is None:
         return {}, None
@@ -47,7 +50,7 @@ def parse_arguments(value: object) -> tuple[dict[str, Any] | None, str | None]:
     if not value.strip():
         return {}, None
     try:
-        parsed = json.loads(value, strict=False, parse_constant=str)
+        parsed = json.loads(value, strict=False, parse_constant=str, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         return None, value
     if parsed is None:
@@ -55,6 +58,13 @@ def parse_arguments(value: object) -> tuple[dict[str, Any] | None, str | None]:
     if isinstance(parsed, dict) and not is_deep(parsed, value, MAX_ARGUMENT_DEPTH):
         return parsed, None
     return None, value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"key {repeated_key(pairs)!r} stands twice")
+    return found
 
 
 @dataclass(frozen=True)
@@ -101,18 +111,25 @@ def read_conversation(messages: object, where: str = "messages") -> Conversation
         if not isinstance(message, dict):
             raise RecordError(f"{at}: got {_shown(message)}, expected an object")
         role = message.get("role")
+        if isinstance(message.get("content"), dict):
+            message = {**message, "content": [message["content"]]}
         if role == "assistant":
             state.assistant(message, at)
         elif role in ("tool", "function", "user"):
             results = _parts(message.get("content"), _RESULT_PART)
             for part in results:
-                state.result({"tool_call_id": part.get("tool_use_id"), "content": part.get("content")})
+                content = next((part[key] for key in ("content", "output", "text") if part.get(key)), None)
+                state.result({"tool_call_id": part.get("tool_use_id"), "content": content})
+            rest = visible_text(_without(message.get("content"), _RESULT_PART))
             if role == "user":
-                _refuse_other_notations(message, at, _OTHER_RESULTS)
-                state.user(visible_text(_without(message.get("content"), _RESULT_PART)))
+                _refuse_other_notations(message, at, _OTHER_CALLS, _OTHER_RESULTS)
+                state.user(rest)
             elif not results:
                 state.result(message)
+            else:
+                state.beside(rest)
         elif role in ("system", "developer"):
+            _refuse_other_notations(message, at, _OTHER_CALLS)
             state.system(visible_text(message.get("content")))
         else:
             raise RecordError(f"{at}.role: got {_shown(role)}, expected system, user, assistant or tool")
@@ -233,6 +250,11 @@ class _State:
         if text.strip():
             self.pending.append(_untagged(text))
 
+    def beside(self, text: str) -> None:
+        """What a tool's message says besides its results."""
+        if text.strip():
+            self.pending.append(_untagged(text))
+
     def _show(self, speaker: str, text: str) -> None:
         if text.strip():
             self.pending.append(f"[{speaker}] {_untagged(text)}")
@@ -276,10 +298,11 @@ def _proposed(message: Mapping[str, Any], at: str) -> list[tuple[Any, str]]:
             raise RecordError(f"{at}.function_call: got {_shown(single)}, expected an object")
         calls.append(({"function": single}, f"{at}.function_call"))
     # Some logs repeat the calls of tool_calls as parts.
-    ids = {call.get("id") for call in given if isinstance(call, dict) and isinstance(call.get("id"), str)}
+    named = {(own, tool) for tool, _, own in (_call_parts(call, place) for call, place in calls) if own}
     for number, part in enumerate(_parts(message.get("content"), _CALL_PART)):
-        if not isinstance(part.get("id"), str) or part["id"] not in ids:
-            function = {"name": part.get("name"), "arguments": part.get("input")}
+        own, tool = part.get("id"), part.get("name")
+        if not (isinstance(own, str) and isinstance(tool, str) and (own, tool) in named):
+            function = {name: part[name] for name in ("name", *_ARGUMENTS) if name in part}
             calls.append(({"id": part.get("id"), "function": function}, f"{at}.content, {_CALL_PART} {number}"))
     _refuse_other_notations(message, at, _OTHER_CALLS, _OTHER_RESULTS)
     return calls
@@ -290,20 +313,56 @@ def _refuse_other_notations(message: Mapping[str, Any], at: str, *notations: re.
 
     They stand in a field of the message, or in a part of its content: under the part's type, or as its one key.
     """
-    names = [(f"{at}.{name}", name) for name, value in message.items() if value]
+    speaks = message["role"] == "assistant"
+    known_fields = ("tool_calls", "function_call") if speaks else ()
+    known_kinds = (_CALL_PART,) if speaks else (_RESULT_PART,)
+    names = [
+        (f"{at}.{name}", name)
+        for name, value in message.items()
+        if name not in known_fields and value and isinstance(value, dict | list | str)
+    ]
     content = message.get("content")
     for number, part in enumerate(content if isinstance(content, list) else ()):
         kinds = [_part_kind(part)] if _part_kind(part) is not None else list(part) if isinstance(part, dict) else []
-        names += [(f"{at}.content[{number}]", kind) for kind in kinds if isinstance(kind, str)]
+        names += [
+            (f"{at}.content[{number}]", kind) for kind in kinds if isinstance(kind, str) and kind not in known_kinds
+        ]
     for place, name in names:
-        letters = name.lower().replace("_", "").replace("-", "")
-        known = name in ("tool_calls", "function_call", _CALL_PART) or (
-            name == _RESULT_PART and message["role"] == "user"
-        )
-        if not known and any(notation.fullmatch(letters) for notation in notations):
+        if any(notation.fullmatch(_letters(name)) for notation in notations):
             raise RecordError(
                 f"{place}: {name!r} is not read, expected tool_calls or {_CALL_PART} and {_RESULT_PART} parts"
             )
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def refuse_calls_beside(record: Mapping[str, Any], name: str) -> None:
+    """Calls in other fields than the list of messages that is read must not vanish; copies of its own may stand there.
+
+    Raises:
+        RecordError: Names the place of the first.
+    """
+    known: set[str] | None = None
+    for place, call in _calls_in({key: value for key, value in record.items() if key != name}):
+        known = {own for _, own in _calls_in(record[name])} if known is None else known
+        if call not in known:
+            raise RecordError(f"{place}: a call that is not among the messages of {name!r}, where calls are read")
+
+
+def _calls_in(value: Any) -> Iterator[tuple[str, str]]:
+    """Place and JSON of everything that holds calls in a notation that is read, wherever it stands."""
+    waiting: list[tuple[str, Any]] = [("", value)]
+    while waiting:
+        place, node = waiting.pop()
+        if isinstance(node, list):
+            children = [(f"{place}[{i}]", child) for i, child in enumerate(node)]
+        else:
+            children = [(f"{place}.{key}".lstrip("."), child) for key, child in node.items()]
+            held = [node.get("tool_calls"), node.get("function_call"), node if node.get("type") == _CALL_PART else None]
+            yield from ((place or "record", json.dumps(own, sort_keys=True)) for own in held if own)
+        waiting += [(where, child) for where, child in children if isinstance(child, dict | list)]
 
 
 def _untagged(text: str) -> str:
@@ -316,10 +375,12 @@ def _call_parts(call: Any, at: str) -> tuple[str, object, str]:
     if not isinstance(call, dict):
         raise RecordError(f"{at}: got {_shown(call)}, expected an object")
     function = call.get("function")
-    if isinstance(function, dict):
-        tool, arguments = function.get("name"), function.get("arguments")
-    else:
-        tool, arguments = function, call["args"] if "args" in call else call.get("arguments")
+    holders = [function, call] if isinstance(function, dict) else [call]
+    tool = function.get("name") if isinstance(function, dict) else function
+    given = [holder[name] for holder in holders for name in _ARGUMENTS if holder.get(name) not in (None, "", {})]
+    if len(given) > 1:
+        raise RecordError(f"{at}: {len(given)} of {', '.join(_ARGUMENTS)} are given, expected one")
+    arguments = given[0] if given else None
     if not isinstance(tool, str) or not tool:
         raise RecordError(f"{at}: got {_shown(tool)} as the function's name, expected a non-empty string")
     given_id = call.get("id")

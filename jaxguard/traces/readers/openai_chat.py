@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from jaxguard.traces.readers.calls import read_conversation
+from jaxguard.traces.readers.calls import read_conversation, refuse_calls_beside
 from jaxguard.traces.registry import Context, Reader, Record, RecordError
 from jaxguard.types import Trajectory
 
@@ -39,6 +39,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     name = _message_field(record)
     if name is None:
         raise RecordError(f"no chat messages in any of the fields {', '.join(_LIST_FIELDS)}")
+    refuse_calls_beside(record, name)
     conversation = read_conversation(record[name], name)
     metadata = _metadata(record, conversation.instruction)
     if conversation.final_reply:
