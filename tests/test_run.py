@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -377,7 +378,9 @@ def test_thresholds_of_heads_that_were_never_trained_are_warned_of(
 ) -> None:
     done(*small_run.train(tmp_path / "run", "stage1.steps=0", "stage2.steps=0"))
     done("calibrate", tmp_path / "run")
-    (warning,) = [record for record in caplog.records if record.name == "jaxguard.run"]
+    (warning,) = [
+        record for record in caplog.records if record.name == "jaxguard.run" and record.levelno >= logging.WARNING
+    ]
     assert warning.getMessage().startswith("stage2.steps is 0: the risk heads were never trained")
 
 
