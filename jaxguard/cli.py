@@ -53,11 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(arguments, f"the input is nested too deeply ({error})")
     except MemoryError as error:
         return _refuse(arguments, f"out of memory ({str(error) or 'no more is known'})")
+    except _jax_errors() as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _refuse(arguments, f"out of memory ({str(error).strip().splitlines()[0]})")
     except UnicodeError as error:
         return _refuse(arguments, f"a text cannot be decoded or encoded ({error})")
     except (JaxguardError, OSError) as error:
         return _refuse(arguments, str(error))
     return 0
+
+
+def _jax_errors() -> tuple[type[BaseException], ...]:
+    """What jax raises, among it when memory runs out; nothing where jax was not needed."""
+    return (sys.modules["jax"].errors.JaxRuntimeError,) if "jax" in sys.modules else ()
 
 
 def _refuse(arguments: argparse.Namespace, message: str, status: int = 1) -> int:

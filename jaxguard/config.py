@@ -40,20 +40,17 @@ def _require(condition: bool, key: str, value: object, expected: str) -> None:
 
 def _require_at_least(config: object, section: str, least: int, *names: str) -> None:
     for name in names:
-        value = getattr(config, name)
-        _require(value >= least, f"{section}.{name}", value, f"{least} or more")
+        _require((value := getattr(config, name)) >= least, f"{section}.{name}", value, f"{least} or more")
 
 
 def _require_at_most(config: object, section: str, most: int, *names: str) -> None:
     for name in names:
-        value = getattr(config, name)
-        _require(value <= most, f"{section}.{name}", value, f"at most {most:,}")
+        _require((value := getattr(config, name)) <= most, f"{section}.{name}", value, f"at most {most:,}")
 
 
 def _require_positive(config: object, section: str, *names: str) -> None:
     for name in names:
-        value = getattr(config, name)
-        _require(value > 0, f"{section}.{name}", value, "a positive number")
+        _require((value := getattr(config, name)) > 0, f"{section}.{name}", value, "a positive number")
 
 
 def _require_seed(seed: int, section: str) -> None:
@@ -138,6 +135,10 @@ class EncoderConfig:
     dtype: str | None = None
     device: str | None = None
     batch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        tokens = self.batch_tokens  # beyond, memory ends the process rather than an error
+        _require(tokens is None or 0 < tokens <= 262_144, "encoder.batch_tokens", tokens, "1 to 262144")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pyarrow.parquet as pq
 import pytest
 from small_run import SIZES, HashEncoder, SmallRun, chat, command, done, lines, native, refused
@@ -58,6 +59,7 @@ def test_a_closed_pipe_ends_quietly() -> None:
         (KeyboardInterrupt(), 130, "interrupted"),
         (RecursionError("maximum depth"), 1, "the input is nested too deeply (maximum depth)"),
         (MemoryError(), 1, "out of memory (no more is known)"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB\nmore"), 1, "out of memory (RESOURCE_EXHAUSTED: 9 GB)"),
         (
             UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
             1,

@@ -244,3 +244,9 @@ def test_a_setting_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path.write_text("stage1: {steps: 100}\nstage1: {batch_size: 4}\n")
     with pytest.raises(ConfigError, match=r"not valid YAML: key 'stage1' stands twice .*line 2"):
         load_config(path)
+
+
+@pytest.mark.parametrize("tokens", [-1, 0, 10**9])
+def test_a_batch_that_no_memory_holds_is_refused(tokens: int) -> None:
+    with pytest.raises(ConfigError, match=rf"encoder\.batch_tokens: got {tokens}, expected"):
+        load_config(None, [f"encoder.batch_tokens={tokens}"])
