@@ -120,14 +120,13 @@ def read_conversation(messages: object, where: str = "messages") -> Conversation
             for part in results:
                 content = next((part[key] for key in ("content", "output", "text") if part.get(key)), None)
                 state.result({"tool_call_id": part.get("tool_use_id"), "content": content})
-            rest = visible_text(_without(message.get("content"), _RESULT_PART))
             if role == "user":
                 _refuse_other_notations(message, at, _OTHER_CALLS, _OTHER_RESULTS)
-                state.user(rest)
-            elif not results:
-                state.result(message)
+                state.user(visible_text(_without(message.get("content"), _RESULT_PART)))
+            elif results:
+                state.tool_says(visible_text(_without(message.get("content"), _RESULT_PART)))
             else:
-                state.beside(rest)
+                state.result(message)
         elif role in ("system", "developer"):
             _refuse_other_notations(message, at, _OTHER_CALLS)
             state.system(visible_text(message.get("content")))
@@ -247,11 +246,9 @@ class _State:
         if error:
             # AgentDojo shows the agent the error in place of an empty result.
             text = f"{text}\n{error}" if text.strip() else str(error)
-        if text.strip():
-            self.pending.append(_untagged(text))
+        self.tool_says(text)
 
-    def beside(self, text: str) -> None:
-        """What a tool's message says besides its results."""
+    def tool_says(self, text: str) -> None:
         if text.strip():
             self.pending.append(_untagged(text))
 
@@ -297,9 +294,10 @@ def _proposed(message: Mapping[str, Any], at: str) -> list[tuple[Any, str]]:
         if not isinstance(single, dict):
             raise RecordError(f"{at}.function_call: got {_shown(single)}, expected an object")
         calls.append(({"function": single}, f"{at}.function_call"))
+    parts = _parts(message.get("content"), _CALL_PART)
     # Some logs repeat the calls of tool_calls as parts.
-    named = {(own, tool) for tool, _, own in (_call_parts(call, place) for call, place in calls) if own}
-    for number, part in enumerate(_parts(message.get("content"), _CALL_PART)):
+    named = {(own, tool) for tool, _, own in (_call_parts(*call) for call in calls) if own} if parts else set()
+    for number, part in enumerate(parts):
         own, tool = part.get("id"), part.get("name")
         if not (isinstance(own, str) and isinstance(tool, str) and (own, tool) in named):
             function = {name: part[name] for name in ("name", *_ARGUMENTS) if name in part}
