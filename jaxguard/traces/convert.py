@@ -12,7 +12,7 @@ import json
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from gzip import GzipFile
@@ -20,31 +20,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from jaxguard.traces.files import Broken, Parsed, has_trace_name, load_json, read_records
+from jaxguard.traces.files import has_trace_name, load_json
 from jaxguard.traces.jsonl import SCHEMA_VERSION, TRAJECTORIES_FILE, encode_line, open_output, write_trajectories
 from jaxguard.traces.lock import locked
-from jaxguard.traces.registry import (
-    Context,
-    Reader,
-    Record,
-    RecordError,
-    all_readers,
-    detect,
-    format_names,
-    reader_named,
-)
+from jaxguard.traces.reading import Companions, read_file
+from jaxguard.traces.registry import Reader, all_readers, reader_named
 from jaxguard.types import JaxguardError, Trajectory
 
 REJECTS_FILE = "rejects.jsonl"
 MANIFEST_FILE = "manifest.json"
 OUTPUT_FILES = (TRAJECTORIES_FILE, REJECTS_FILE, MANIFEST_FILE)
 _SCRATCH = ".convert-"
-
-DETECTION_WINDOW = 100
-"""A file is given up as of no known format when none of its first so many records is recognised."""
-
-# What a reader may raise over a record that has its format's fields, but not their shape.
-_SHAPE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class ConvertError(JaxguardError):
@@ -158,11 +144,11 @@ def convert(path: Path, out_dir: Path, *, format: str | None = None) -> ConvertR
             _Ids(partial / "ids.sqlite") as ids,
         ):
             writer = _Writer(trajectories, rejects, ids, report)
-            companions = _Companions(path.parent)
+            companions = Companions(path.parent)
             for file in files:
                 shown = file.relative_to(path).as_posix() if path.is_dir() else file.name
                 if companions.folder != file.parent:
-                    companions = _Companions(file.parent)
+                    companions = Companions(file.parent)
                 _convert_file(file, shown, forced, companions, writer)
         _refuse_nothing(path, report, writer.first_reject)
         manifest = json.dumps(report.to_json(), indent=1) + "\n"
@@ -371,7 +357,7 @@ class _Writer:
         line = {"file": file, "position": position, "reason": reason}
         self.rejects.write(json.dumps(line) + "\n")
 
-    def write(self, made: list[Trajectory]) -> None:
+    def write(self, made: Sequence[Trajectory]) -> None:
         """All trajectories of a record, or, by an exception before the first byte is written, none."""
         lines = []
         replaced: Counter[str] = Counter()
@@ -404,94 +390,33 @@ class _Writer:
         self.count("unparsable_arguments", sum(step.raw_arguments is not None for step in steps))
 
 
-def _convert_file(file: Path, shown: str, forced: Reader | None, companions: _Companions, writer: _Writer) -> None:
+def _convert_file(file: Path, shown: str, forced: Reader | None, companions: Companions, writer: _Writer) -> None:
     entry = FileReport(file=shown)
     writer.report.files.append(entry)
     writer.count("files")
-    reader = forced
-    rejects: list[tuple[int, str]] = []  # held back until the file proves to be of a known format
-    for item in _items(file):
+    for outcome in read_file(file, companions, forced):
+        reason = outcome.reason
+        if outcome.position is None:
+            entry.error = reason
+            writer.reject(shown, None, reason)
+            writer.count("files_rejected")
+            break
         entry.records += 1
-        try:
-            if isinstance(item, Broken):
-                raise RecordError(item.reason)
-            reader = forced or _reader_of(item.record, reader)
-        except RecordError as error:
-            rejects.append((item.position, str(error)))
-        else:
-            entry.formats[reader.name] = entry.formats.get(reader.name, 0) + 1
-            context = Context(file, item.position, companions.of(reader))
-            writer.count("surrogates_replaced", item.surrogates)
-            writer.count("nonfinite_replaced", item.nonfinite)
+        writer.count("surrogates_replaced", outcome.surrogates)
+        writer.count("nonfinite_replaced", outcome.nonfinite)
+        if outcome.format:
+            entry.formats[outcome.format] = entry.formats.get(outcome.format, 0) + 1
+        if not reason:
             try:
-                made = list(reader.read(item.record, context))
-                if not made:
-                    raise RecordError("the record holds no trajectory")
-                writer.write(made)
-                entry.trajectories += len(made)
+                writer.write(outcome.trajectories)
+                entry.trajectories += len(outcome.trajectories)
             except _ScratchError:
                 raise
             except JaxguardError as error:
-                rejects.append((item.position, str(error)))
-            except _SHAPE_ERRORS as error:
-                reason = f"not of the shape of {reader.name}: {type(error).__name__}: {error}"
-                rejects.append((item.position, reason))
-        if entry.formats or forced:
-            _flush(rejects, entry, writer)
-        elif entry.records == DETECTION_WINDOW:
-            break
-    if rejects:
-        _reject_file(entry, rejects[0][1], writer)
+                reason = str(error)
+        if reason:
+            entry.rejected += 1
+            writer.reject(shown, outcome.position, reason)
     entry.converted = entry.records - entry.rejected
     for name in ("records", "converted", "rejected"):
         writer.count(name, getattr(entry, name))
-
-
-def _items(file: Path) -> Iterator[Parsed | Broken]:
-    """The file's records; a file that cannot be opened or read on must not lose the others."""
-    position = 0
-    try:
-        for item in read_records(file):
-            position = item.position + 1
-            yield item
-    except OSError as error:
-        yield Broken(position, f"the file cannot be read: {error.strerror or error}")
-
-
-def _reader_of(record: Record, current: Reader | None) -> Reader:
-    """The file's reader so far where it fits, so that detection costs one look per record."""
-    if current is not None and current.matches(record):
-        return current
-    found = detect(record)
-    if found is None:
-        raise RecordError(f"of no known format (known: {', '.join(format_names())})")
-    return found
-
-
-def _flush(rejects: list[tuple[int, str]], entry: FileReport, writer: _Writer) -> None:
-    for position, reason in rejects:
-        writer.reject(entry.file, position, reason)
-    entry.rejected += len(rejects)
-    rejects.clear()
-
-
-def _reject_file(entry: FileReport, first_reason: str, writer: _Writer) -> None:
-    """One reject for the whole file; its records were not read as traces, and are not counted as records."""
-    entry.error = f"none of the first {entry.records} records is a trace; the first: {first_reason}"
-    entry.records = 0
-    writer.reject(entry.file, None, entry.error)
-    writer.count("files_rejected")
-
-
-class _Companions:
-    """Side files of a folder, loaded once per reader whose records are met in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._loaded: dict[str, Any] = {}
-
-    def of(self, reader: Reader) -> Any:
-        if reader.name not in self._loaded:
-            load = reader.load_companions
-            self._loaded[reader.name] = load(self.folder) if load is not None else None
-        return self._loaded[reader.name]

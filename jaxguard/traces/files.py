@@ -45,12 +45,16 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """One record; ``position`` counts from 0 over the non-blank records of the file, broken ones included."""
+    """One record; ``position`` counts from 0 over the non-blank records of the file, broken ones included.
+
+    ``size`` is the number of characters that it was parsed from.
+    """
 
     position: int
     record: Record
     surrogates: int = 0
     nonfinite: int = 0
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ def read_records(path: Path) -> Iterator[Parsed | Broken]:
     """The records of a file in order.
 
     Gzip is recognised by its first bytes, not by the name. A bare list of chat messages (a line, or the whole
-    file) is one record, ``{"messages": [...]}``.
+    file) is one record, ``{"messages": [...]}``; a list that starts with a name is ``{"array": [...]}``.
 
     Raises:
         OSError: The file cannot be opened or the disk fails; broken content never raises.
@@ -323,6 +327,8 @@ class _Parser:
         value = self.clean(value, text)
         if isinstance(value, list) and value and isinstance(value[0], dict) and isinstance(value[0].get("role"), str):
             value = {"messages": value}
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            value = {"array": value}
         if isinstance(value, list):
             return Broken(
                 position,
@@ -331,7 +337,7 @@ class _Parser:
             )
         if not isinstance(value, dict):
             return Broken(position, f"the record is a {type(value).__name__}, expected a JSON object")
-        return Parsed(position, value, self.surrogates, self.nonfinite)
+        return Parsed(position, value, self.surrogates, self.nonfinite, len(text))
 
     def clean(self, value: Any, text: str) -> Any:
         """The value without lone surrogates; raises ValueError where it is nested too deeply."""

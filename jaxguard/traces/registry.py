@@ -1,13 +1,22 @@
 """Formats by name, and detection of a format from its first record.
 
 A *reader* turns one record (a parsed JSON object) into trajectories and knows nothing of files;
-:mod:`jaxguard.traces.files` turns files into records. Adding a format is one module in
-``readers/`` that ends with a :class:`Reader`, and one line in :func:`all_readers`.
+:mod:`jaxguard.traces.files` turns files into records, :mod:`jaxguard.traces.reading` brings both together.
+
+To add a format:
+
+1. Write ``readers/NAME.py`` that ends with ``READER = Reader(...)``, and name it in :func:`all_readers`.
+2. ``matches``: the fewest fields that tell the format from all others (``tests/traces/test_registry.py`` compares).
+3. ``read``: one record to its trajectories. Give chat-shaped messages to ``readers.calls.read_conversation``: it keeps
+   the rule that a step shows nothing of what came after its call. Raise :class:`RecordError` for what is not known.
+4. Where a record is not a trajectory (a session of one event a line, spans of many traces), ``split``: all records of
+   a file to the records that ``read`` gets.
+5. Test it on a real file with the steps counted by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,7 +37,7 @@ class Context:
 
     Attributes:
         file: The file the record came from.
-        position: 0-based index of the record in that file.
+        position: 0-based index of the record in that file (of what ``split`` made of it, where there is one).
         companions: What the reader's ``load_companions`` returned for the file's folder (labels,
             injection targets, ...).
     """
@@ -49,6 +58,10 @@ class Reader:
             no record of another format matches (tested pairwise).
         read: One record to its trajectories (usually one). Raises :class:`RecordError` with a reason
             for a record that is of this format but broken.
+        split: For a format whose records are not trajectories: all records of a file, in order, to the records
+            that ``read`` gets. ``matches`` is asked about the former and need not know every one of them: a file
+            is of the format once one of its records matches, and its others come along unless they match another
+            format. May raise :class:`RecordError`: then the file is rejected as a whole.
         load_companions: Loads side files from the folder of a data file, or ``None``.
         is_companion: True for a file name that is a side file and must not be converted itself.
     """
@@ -57,6 +70,7 @@ class Reader:
     description: str
     matches: Callable[[Record], bool]
     read: Callable[[Record, Context], Iterable[Trajectory]]
+    split: Callable[[Sequence[Record]], Iterable[Record]] | None = None
     load_companions: Callable[[Path], Any] | None = None
     is_companion: Callable[[str], bool] = lambda _name: False
 

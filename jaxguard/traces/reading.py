@@ -1,0 +1,190 @@
+"""A file of any known format to its trajectories and rejects, record by record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxguard.traces.files import MAX_RECORD_BYTES, Broken, Parsed, read_records
+from jaxguard.traces.registry import Context, Reader, Record, RecordError, detect, format_names
+from jaxguard.types import JaxguardError, Trajectory
+
+DETECTION_WINDOW = 100
+"""A file is given up as of no known format when none of its first so many records is recognised."""
+
+# What a reader may raise over a record that has its format's fields, but not their shape.
+_SHAPE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one record: its trajectories, or the reason why there are none.
+
+    Attributes:
+        position: Of the record in its file; ``None`` where the file as a whole is rejected (then nothing follows, and
+            no other record of it was read as a trace).
+        trajectories: At least one, unless there is a reason.
+        reason: Why the record is rejected, else ``""``.
+        format: Name of the format it was recognised as, ``""`` where it was not.
+        surrogates: Lone surrogates that were replaced in it.
+        nonfinite: Numbers that are not finite and were replaced in it.
+    """
+
+    position: int | None
+    trajectories: tuple[Trajectory, ...] = ()
+    reason: str = ""
+    format: str = ""
+    surrogates: int = 0
+    nonfinite: int = 0
+
+
+class Companions:
+    """Side files of a folder, loaded once per reader whose records are met in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._loaded: dict[str, Any] = {}
+
+    def of(self, reader: Reader) -> Any:
+        """What ``reader`` wants of them.
+
+        Raises:
+            JaxguardError: A side file is broken.
+        """
+        if reader.name not in self._loaded:
+            load = reader.load_companions
+            self._loaded[reader.name] = load(self.folder) if load is not None else None
+        return self._loaded[reader.name]
+
+
+def read_file(file: Path, companions: Companions, forced: Reader | None = None) -> Iterator[Outcome]:
+    """All records of a file, in order, each as trajectories or as a reject.
+
+    Args:
+        file: Local; a file that cannot be opened or read on becomes a reject.
+        companions: Those of the file's folder.
+        forced: The reader of every record; recognised record by record where it is ``None``.
+
+    Raises:
+        JaxguardError: A side file is broken.
+    """
+    reader = forced
+    known = forced is not None
+    held: list[Outcome] = []  # until the file proves to be of a known format
+    unknown: list[Parsed] = []  # records among ``held`` that another record's format may explain
+    items = _items(file)
+    for item in items:
+        if isinstance(item, Broken):
+            held.append(Outcome(item.position, reason=item.reason))
+        else:
+            try:
+                reader = forced or _reader_of(item.record, reader)
+            except RecordError as error:
+                held.append(Outcome(item.position, reason=str(error)))
+                unknown.append(item)
+            else:
+                if reader.split is not None:
+                    others = {other.position for other in unknown}
+                    yield from (outcome for outcome in held if outcome.position not in others)
+                    yield from _read_whole(file, reader, companions, [*unknown, item], items)
+                    return
+                known = True
+                yield from held
+                held.clear()
+                unknown.clear()
+                yield _read(reader, item, Context(file, item.position, companions.of(reader)))
+        if known:
+            yield from held
+            held.clear()
+            unknown.clear()
+        elif len(held) == DETECTION_WINDOW:
+            break
+    if held:
+        first = held[0].reason
+        yield Outcome(None, reason=f"none of the first {len(held)} records is a trace; the first: {first}")
+
+
+def _read(reader: Reader, item: Parsed, context: Context) -> Outcome:
+    reason = ""
+    made: tuple[Trajectory, ...] = ()
+    try:
+        made = tuple(reader.read(item.record, context))
+        if not made:
+            reason = "the record holds no trajectory"
+    except JaxguardError as error:
+        reason = str(error)
+    except _SHAPE_ERRORS as error:
+        reason = f"not of the shape of {reader.name}: {type(error).__name__}: {error}"
+    return Outcome(item.position, made, reason, reader.name, item.surrogates, item.nonfinite)
+
+
+def _read_whole(
+    file: Path, reader: Reader, companions: Companions, first: Sequence[Parsed], rest: Iterator[Parsed | Broken]
+) -> Iterator[Outcome]:
+    """A file whose records only together are trajectories, in ``reader``'s format from its first records on."""
+    assert reader.split is not None
+    records = [item.record for item in first]
+    size = sum(item.size for item in first)
+    surrogates, nonfinite = sum(item.surrogates for item in first), sum(item.nonfinite for item in first)
+    for item in rest:
+        if isinstance(item, Broken):
+            yield Outcome(item.position, reason=item.reason)
+            continue
+        other = None if reader.matches(item.record) else _detect_or_none(item.record)
+        if other is not None and other is not reader and other.split is None:
+            yield _read(other, item, Context(file, item.position, companions.of(other)))
+            continue
+        size += item.size
+        if size > MAX_RECORD_BYTES:
+            reason = (
+                f"more than {MAX_RECORD_BYTES} characters of {reader.name} records that belong together in one file"
+            )
+            yield Outcome(None, reason=f"{reason}, expected a file for each session or trace")
+            return
+        records.append(item.record)
+        surrogates, nonfinite = surrogates + item.surrogates, nonfinite + item.nonfinite
+    try:
+        parts = list(reader.split(records))
+        if not parts:
+            raise RecordError("it holds no trajectory")
+    except JaxguardError as error:
+        yield Outcome(None, reason=f"{reader.name}: {error}")
+        return
+    except _SHAPE_ERRORS as error:
+        yield Outcome(None, reason=f"not of the shape of {reader.name}: {type(error).__name__}: {error}")
+        return
+    loaded = companions.of(reader)
+    for position, part in enumerate(parts):
+        # What was replaced is counted once for the file.
+        item = Parsed(position, part, surrogates, nonfinite) if position == 0 else Parsed(position, part)
+        yield _read(reader, item, Context(file, position, loaded))
+
+
+def _items(file: Path) -> Iterator[Parsed | Broken]:
+    """The file's records; a file that cannot be opened or read on must not lose the others."""
+    position = 0
+    try:
+        for item in read_records(file):
+            position = item.position + 1
+            yield item
+    except OSError as error:
+        yield Broken(position, f"the file cannot be read: {error.strerror or error}")
+
+
+def _reader_of(record: Record, current: Reader | None) -> Reader:
+    """The file's reader so far where it fits, so that detection costs one look per record."""
+    if current is not None and current.matches(record):
+        return current
+    found = detect(record)
+    if found is None:
+        raise RecordError(f"of no known format (known: {', '.join(format_names())})")
+    return found
+
+
+def _detect_or_none(record: Record) -> Reader | None:
+    try:
+        return detect(record)
+    except RecordError:
+        return None
