@@ -29,6 +29,10 @@ From traces to verdicts:
   6. score      an archive of traces -> Parquet, one row per step
 """
 FORMAT = "format of the traces, one of those that `jaxguard formats` lists; recognised by itself if left out"
+ARCHIVE = (
+    "trace file, folder, quoted glob, or an address such as s3://bucket/traces (through fsspec); JSON lines, JSON, "
+    "Parquet and what `jaxguard formats` lists, also .gz and .zip"
+)
 OVERRIDES = (
     "settings as dotted key=value pairs, applied after the config file, e.g. stage1.steps=500 "
     "encoder.layer=6 recipe=paper; jaxguard/config.py lists them"
@@ -106,7 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
     command("formats", _formats, "list the trace formats that convert and score recognise")
 
     sub = command("convert", _convert, "turn traces of a known format into trajectories")
-    sub.add_argument("path", type=Path, help="a trace file (.json, .jsonl, either also .gz) or a folder of them")
+    sub.add_argument("path", metavar="PATH", help=ARCHIVE)
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for trajectories and rejects")
     sub.add_argument("--format", metavar="NAME", help=FORMAT)
 
@@ -161,7 +165,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders that evaluate wrote a report to")
 
     sub = command("score", _score, "score an archive of traces with a guard bundle")
-    sub.add_argument("archive", type=Path, metavar="ARCHIVE", help="trace file or folder, or converted trajectories")
+    sub.add_argument("archive", metavar="ARCHIVE", help=ARCHIVE)
     sub.add_argument("--guard", type=Path, required=True, metavar="BUNDLE", help="guard bundle (RUN/guard)")
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store to reuse (default: DIR/features)")

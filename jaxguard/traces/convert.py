@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sqlite3
 from collections import Counter
@@ -20,16 +21,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from jaxguard.traces.files import has_trace_name, load_json
-from jaxguard.traces.jsonl import SCHEMA_VERSION, TRAJECTORIES_FILE, encode_line, open_output, write_trajectories
+from jaxguard.traces.files import load_json
+from jaxguard.traces.jsonl import (
+    MANIFEST_FILE,
+    OUTPUT_FILES,
+    REJECTS_FILE,
+    SCHEMA_VERSION,
+    TRAJECTORIES_FILE,
+    encode_line,
+    is_conversion,
+    is_converted,
+    open_output,
+    write_trajectories,
+)
 from jaxguard.traces.lock import locked
-from jaxguard.traces.reading import Companions, read_file
-from jaxguard.traces.registry import Reader, all_readers, reader_named
+from jaxguard.traces.reading import ArchiveReader
+from jaxguard.traces.registry import reader_named
+from jaxguard.traces.sources import Source, find_sources
 from jaxguard.types import JaxguardError, Trajectory
 
-REJECTS_FILE = "rejects.jsonl"
-MANIFEST_FILE = "manifest.json"
-OUTPUT_FILES = (TRAJECTORIES_FILE, REJECTS_FILE, MANIFEST_FILE)
 _SCRATCH = ".convert-"
 
 
@@ -110,16 +120,16 @@ _COUNTS = (
 )
 
 
-def convert(path: Path, out_dir: Path, *, format: str | None = None) -> ConvertReport:
-    """Convert a file, or all trace files of a folder, into ``out_dir``.
+def convert(path: str | os.PathLike[str], out_dir: Path, *, format: str | None = None) -> ConvertReport:
+    """Convert a file, or all trace files of an archive, into ``out_dir``.
 
     Writes ``trajectories.jsonl.gz`` (equal input gives equal bytes), ``rejects.jsonl`` (file, position, reason)
     and ``manifest.json`` (the report), each whole or not at all, the manifest last. Trajectory ids that occur
     again get ``~2``, ``~3``, ... in reading order and are counted.
 
     Args:
-        path: A file, or a folder that is walked in sorted order. Links to files are followed; what is not read is
-            listed in the report.
+        path: A file, a folder, a glob or an address, see :func:`jaxguard.traces.sources.find_sources`. What is not
+            read is listed in the report.
         out_dir: Made if absent; an earlier conversion in it is replaced.
         format: Name of the format; detected record by record where it is ``None``.
 
@@ -130,9 +140,12 @@ def convert(path: Path, out_dir: Path, *, format: str | None = None) -> ConvertR
             ``out_dir``.
         OSError: A file cannot be read or written.
     """
-    path, out_dir = Path(path), Path(out_dir)
+    out_dir = Path(out_dir)
     forced = reader_named(format) if format is not None else None
-    files, skipped = _input_files(path, out_dir)
+    sources, skipped = find_sources(path, out_dir)
+    for source in sources:
+        if Path(source.address).resolve() in {out_dir.resolve() / name for name in OUTPUT_FILES}:
+            raise ConvertError(f"{path}: is the output in {out_dir} itself, expected another output folder")
     report = ConvertReport(skipped_files=skipped, counts=dict.fromkeys(_COUNTS, 0))
     with _output_folder(out_dir), TemporaryDirectory(dir=out_dir, prefix=_SCRATCH) as scratch:
         # Inside out_dir, so that the final renames stay on one file system.
@@ -144,12 +157,9 @@ def convert(path: Path, out_dir: Path, *, format: str | None = None) -> ConvertR
             _Ids(partial / "ids.sqlite") as ids,
         ):
             writer = _Writer(trajectories, rejects, ids, report)
-            companions = Companions(path.parent)
-            for file in files:
-                shown = file.relative_to(path).as_posix() if path.is_dir() else file.name
-                if companions.folder != file.parent:
-                    companions = Companions(file.parent)
-                _convert_file(file, shown, forced, companions, writer)
+            reader = ArchiveReader(forced)
+            for source in sources:
+                _convert_file(source, reader, writer)
         _refuse_nothing(path, report, writer.first_reject)
         manifest = json.dumps(report.to_json(), indent=1) + "\n"
         (partial / MANIFEST_FILE).write_text(manifest, encoding="utf-8")
@@ -185,7 +195,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = load_json(path)
     except ValueError as error:
         raise ConvertError(f"{path}: {error}, {expected}") from error
-    counts = manifest.get("counts") if _is_conversion(manifest) else None
+    counts = manifest.get("counts") if is_conversion(manifest) else None
     if not isinstance(counts, dict) or not isinstance(manifest.get("skipped_files"), list):
         raise ConvertError(f"{path}: has no jaxguard, counts and skipped_files, {expected}")
     for name in _COUNTS:
@@ -197,15 +207,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _is_conversion(manifest: object) -> bool:
-    return isinstance(manifest, dict) and manifest.get("jaxguard") == SCHEMA_VERSION
-
-
 @contextmanager
 def _output_folder(folder: Path) -> Iterator[None]:
     """The folder for this process alone, free of what a killed one left, and with nothing that is not ours."""
     with locked(folder):
-        if (folder / MANIFEST_FILE).exists() and not _is_converted(folder):
+        if (folder / MANIFEST_FILE).exists() and not is_converted(folder):
             raise ConvertError(
                 f"{folder}: {MANIFEST_FILE} is none that `jaxguard convert` wrote; nothing was overwritten, name "
                 "another folder"
@@ -215,83 +221,15 @@ def _output_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def _is_converted(folder: Path) -> bool:
-    try:
-        return _is_conversion(load_json(folder / MANIFEST_FILE))
-    except (FileNotFoundError, ValueError):  # what cannot be parsed is not ours
-        return False
-
-
-def _refuse_nothing(path: Path, report: ConvertReport, first_reject: str) -> None:
+def _refuse_nothing(path: str | os.PathLike[str], report: ConvertReport, first_reject: str) -> None:
     counts = report.counts
-    if path.is_file() and report.files[0].error is not None:
+    if len(report.files) == 1 and Path(path).is_file() and report.files[0].error is not None:
         raise ConvertError(f"{path}: {report.files[0].error}")
     if first_reject and not counts["trajectories"]:
         raise ConvertError(
             f"{path}: nothing could be converted: {counts['rejected']} records and {counts['files_rejected']} files "
             f"were rejected; the first: {first_reject}"
         )
-
-
-def _input_files(path: Path, out_dir: Path) -> tuple[list[Path], list[str]]:
-    """Files to read, and what is not read, each in sorted order."""
-    if not path.exists():
-        raise ConvertError(f"{path}: there is no such file or folder")
-    out = out_dir.resolve()
-    if path.is_file():
-        if path.resolve() in {out / name for name in OUTPUT_FILES}:
-            raise ConvertError(f"{path}: is the output in {out_dir} itself, expected another output folder")
-        return [path], []
-    if not path.is_dir():
-        raise ConvertError(f"{path}: is neither a file nor a folder")
-    if path.resolve() == out:
-        raise ConvertError(f"{out_dir}: the output folder is the input folder, expected another one")
-    files: list[Path] = []
-    skipped: list[str] = []
-    for file, reason in _walk(path, out):
-        shown = file.relative_to(path).as_posix()
-        if reason is not None:
-            skipped.append(f"{shown} ({reason})")
-        elif any(reader.is_companion(file.name) for reader in all_readers()) or not has_trace_name(file.name):
-            skipped.append(shown)
-        else:
-            files.append(file)
-    if not files:
-        others = f"; not read: {', '.join(skipped[:5])}{', ...' if len(skipped) > 5 else ''}" if skipped else ""
-        raise ConvertError(f"{path}: no .jsonl, .ndjson or .json file (or .gz of one) to read in this folder{others}")
-    return files, skipped
-
-
-def _walk(root: Path, out: Path) -> Iterator[tuple[Path, str | None]]:
-    """Everything below a folder but the output folder, in sorted order; with the reason where it is not to be read."""
-    waiting = [root]
-    while waiting:
-        path = waiting.pop()
-        if path != root and (path.is_symlink() or not path.is_dir()):
-            yield path, _why_not_read(path, root, out)
-        elif path != root and path.name.startswith("."):
-            yield path, "a hidden folder"
-        elif path.resolve() != out:
-            try:
-                waiting += sorted(path.iterdir(), reverse=True)
-            except OSError as error:
-                raise ConvertError(f"{path}: the folder cannot be read ({error.strerror})") from error
-
-
-def _why_not_read(path: Path, root: Path, out: Path) -> str | None:
-    if path.is_symlink():
-        if path.is_dir():
-            return "a link to a folder, not followed"
-        if not path.exists():
-            return "a link that leads nowhere"
-        target = path.resolve()
-        # An output folder around the input holds more than output.
-        is_output = target.parent == out and target.name in OUTPUT_FILES
-        if is_output or (out in target.parents and out not in root.resolve().parents):
-            return "a link into the output folder"
-    if path.name == TRAJECTORIES_FILE and path.parent != root and _is_converted(path.parent):
-        return "made by an earlier conversion"
-    return None if path.is_file() else "no regular file"
 
 
 class _Ids:
@@ -390,15 +328,15 @@ class _Writer:
         self.count("unparsable_arguments", sum(step.raw_arguments is not None for step in steps))
 
 
-def _convert_file(file: Path, shown: str, forced: Reader | None, companions: Companions, writer: _Writer) -> None:
-    entry = FileReport(file=shown)
+def _convert_file(source: Source, reader: ArchiveReader, writer: _Writer) -> None:
+    entry = FileReport(file=source.name)
     writer.report.files.append(entry)
     writer.count("files")
-    for outcome in read_file(file, companions, forced):
+    for outcome in reader.read(source):
         reason = outcome.reason
         if outcome.position is None:
             entry.error = reason
-            writer.reject(shown, None, reason)
+            writer.reject(source.name, None, reason)
             writer.count("files_rejected")
             break
         entry.records += 1
@@ -416,7 +354,7 @@ def _convert_file(file: Path, shown: str, forced: Reader | None, companions: Com
                 reason = str(error)
         if reason:
             entry.rejected += 1
-            writer.reject(shown, outcome.position, reason)
+            writer.reject(source.name, outcome.position, reason)
     entry.converted = entry.records - entry.rejected
     for name in ("records", "converted", "rejected"):
         writer.count(name, getattr(entry, name))

@@ -14,12 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from jaxguard.traces.files import MAX_DEPTH, MAX_RECORD_BYTES, Broken, clean_json, is_deep, read_records
+from jaxguard.traces.files import MAX_DEPTH, MAX_RECORD_BYTES, Broken, clean_json, is_deep, load_json, read_records
 from jaxguard.types import JaxguardError, Step, Trajectory
 
 SCHEMA_VERSION = 1
 TRAJECTORIES_FILE = "trajectories.jsonl.gz"
 """Name of the trajectories in a converted folder."""
+REJECTS_FILE = "rejects.jsonl"
+MANIFEST_FILE = "manifest.json"
+OUTPUT_FILES = (TRAJECTORIES_FILE, REJECTS_FILE, MANIFEST_FILE)
+"""What a conversion writes."""
 
 # Level 3 is twice as fast as the default 6 and 8 % larger on agent logs.
 _GZIP_LEVEL = 3
@@ -169,6 +173,19 @@ def _error(field: str, value: object, expected: str) -> SchemaError:
     text = repr(value)
     shown = text if len(text) <= 60 else text[:57] + "..."
     return SchemaError(f"{field}: got {type(value).__name__} {shown}, expected {expected}")
+
+
+def is_conversion(manifest: object) -> bool:
+    """Is this the content of a manifest that a conversion wrote?"""
+    return isinstance(manifest, dict) and manifest.get("jaxguard") == SCHEMA_VERSION
+
+
+def is_converted(folder: Path) -> bool:
+    """Does a folder hold what a conversion wrote?"""
+    try:
+        return is_conversion(load_json(folder / MANIFEST_FILE))
+    except (FileNotFoundError, ValueError):  # what cannot be parsed is not ours
+        return False
 
 
 def encode_line(trajectory: Trajectory) -> tuple[bytes, int, int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxguard.traces.files import MAX_RECORD_BYTES, Broken, Parsed, read_records
 from jaxguard.traces.registry import Context, Reader, Record, RecordError, detect, format_names
+from jaxguard.traces.sources import Source, SourceError
 from jaxguard.types import JaxguardError, Trajectory
 
 DETECTION_WINDOW = 100
@@ -57,6 +59,34 @@ class Companions:
             load = reader.load_companions
             self._loaded[reader.name] = load(self.folder) if load is not None else None
         return self._loaded[reader.name]
+
+
+class ArchiveReader:
+    """Reads the files of an archive, one after the other; side files are loaded once for the files of a folder.
+
+    Args:
+        forced: The reader of every record; recognised record by record where it is ``None``.
+    """
+
+    def __init__(self, forced: Reader | None = None) -> None:
+        self._forced = forced
+        self._companions: Companions | None = None
+
+    def read(self, source: Source) -> Iterator[Outcome]:
+        """As :func:`read_file`; a file that cannot be fetched is a reject as a whole.
+
+        Raises:
+            JaxguardError: A side file is broken.
+        """
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(source.local())
+            except SourceError as error:
+                yield Outcome(None, reason=str(error))
+                return
+            if self._companions is None or self._companions.folder != file.parent:
+                self._companions = Companions(file.parent)
+            yield from read_file(file, self._companions, self._forced)
 
 
 def read_file(file: Path, companions: Companions, forced: Reader | None = None) -> Iterator[Outcome]:

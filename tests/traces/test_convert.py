@@ -154,7 +154,7 @@ def test_a_single_unknown_file_is_an_error_and_leaves_no_output(tmp_path):
     ("make", "message"),
     [
         (lambda tmp: tmp / "nowhere", "there is no such file or folder"),
-        (lambda tmp: lines(tmp / "docs" / "README.md", "x").parent, "no .jsonl, .ndjson or .json file"),
+        (lambda tmp: lines(tmp / "docs" / "README.md", "x").parent, "no file of traces to read there"),
         (
             lambda tmp: lines(tmp / "docs" / ".git" / "x.jsonl", chat()).parent.parent,
             r"not read: .git \(a hidden folder\)",
@@ -176,7 +176,7 @@ def test_what_cannot_be_converted(tmp_path, make, message):
     existed = path == tmp_path / "out"
     if existed:
         path.mkdir()
-    with pytest.raises(ConvertError, match=message):
+    with pytest.raises(JaxguardError, match=message):
         convert(path, tmp_path / "out")
     assert (tmp_path / "out").exists() is existed
 
@@ -246,7 +246,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         return listing(folder)
 
     monkeypatch.setattr(Path, "iterdir", denied)
-    with pytest.raises(ConvertError, match=r"data/secret: the folder cannot be read \(Permission denied\)"):
+    with pytest.raises(JaxguardError, match=r"data/secret: the folder cannot be read \(Permission denied\)"):
         convert(tmp_path / "data", tmp_path / "out")
 
 

@@ -1,0 +1,340 @@
+"""The files of an archive: a file, a folder, a glob, or an address that fsspec knows; zip files are looked into.
+
+A :class:`Source` is one file to read. Local files are read where they are; others, and the members of zip files, are
+copied to a temporary folder for as long as they are read, so that a disk has to hold the largest file and no more.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from jaxguard.traces.files import has_trace_name
+from jaxguard.traces.jsonl import OUTPUT_FILES, TRAJECTORIES_FILE, is_converted
+from jaxguard.traces.registry import all_readers
+from jaxguard.types import JaxguardError
+
+ZIP = ".zip"
+RESULTS_FILE = "job.json"
+"""Marks a folder that scoring wrote."""
+
+_BUFFER = 1 << 20
+_GLOB = frozenset("*?[")
+# What fsspec's file systems raise where an address, a key or a connection is wrong.
+_FETCH_ERRORS = (OSError, ValueError, RuntimeError, zipfile.BadZipFile, NotImplementedError)
+
+
+class SourceError(JaxguardError):
+    """An archive cannot be listed, or holds no file to read."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of an archive.
+
+    Attributes:
+        name: For messages and results: relative to the archive, ``/`` between folders, ``a.zip!b.jsonl`` in a zip file.
+        address: Local path, or address for fsspec; of the zip file where ``member`` is given.
+        member: Name within a zip file, else ``""``.
+        size: Bytes, unzipped.
+        beside: Names of the side files (labels, ...) in its folder.
+        problem: Why it cannot be read, else ``""``.
+    """
+
+    name: str
+    address: str
+    member: str = ""
+    size: int = 0
+    beside: tuple[str, ...] = ()
+    problem: str = ""
+
+    @contextmanager
+    def local(self) -> Iterator[Path]:
+        """The file on this machine, its side files beside it.
+
+        Raises:
+            SourceError: It cannot be fetched.
+        """
+        if self.problem:
+            raise SourceError(self.problem)
+        if not self.member and not is_address(self.address):
+            yield Path(self.address)
+            return
+        with tempfile.TemporaryDirectory(prefix="jaxguard-") as folder:
+            inside = PurePosixPath(self.member or self.address)
+            for name in (inside.name, *self.beside):
+                try:
+                    with self._open(inside.with_name(name)) as remote, (Path(folder) / name).open("wb") as file:
+                        shutil.copyfileobj(remote, file, _BUFFER)
+                except _FETCH_ERRORS as error:
+                    raise SourceError(f"the file cannot be fetched ({_reason(error)})") from error
+            yield Path(folder) / inside.name
+
+    def _open(self, path: PurePosixPath) -> IO[bytes]:
+        if self.member:
+            return _opened_zip(self.address).open(str(path))
+        # PurePosixPath makes one slash of two, which an address has behind its protocol.
+        return _open(self.address[: len(self.address) - len(PurePosixPath(self.address).name)] + path.name)
+
+
+def is_address(archive: str) -> bool:
+    """Is this an address for fsspec, such as ``s3://bucket/traces``, rather than a local path?"""
+    return "://" in archive or "::" in archive
+
+
+def content_key(path: Path, beside: Sequence[str] = ()) -> str:
+    """Names what a file holds and how it is to be read: 32 hexadecimal digits.
+
+    Two files have the same where their bytes, their side files and the ends of their names are the same, whatever
+    else they are called.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for file in (path, *(path.with_name(name) for name in beside)):
+        own = hashlib.blake2b()
+        with file.open("rb") as stream:
+            while chunk := stream.read(_BUFFER):
+                own.update(chunk)
+        kind = "".join(file.suffixes[-2:]) if file == path else file.name
+        digest.update(own.digest() + kind.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def find_sources(archive: str | os.PathLike[str], out: Path | None = None) -> tuple[list[Source], list[str]]:
+    """The files to read, and what is not read (by name, with the reason where it is not the name), in sorted order.
+
+    Args:
+        archive: A file, a folder (walked), a glob, or an address of one for fsspec.
+        out: Folder of results, which is left out where the archive is around it.
+
+    Raises:
+        SourceError: There is no such file, it cannot be listed, or holds no file of traces.
+    """
+    address = os.fspath(archive)
+    listed, single = _remote(address) if is_address(address) else _local(address, None if out is None else out)
+    sources: list[Source] = []
+    skipped: list[str] = []
+    beside: dict[str, tuple[str, ...]] = {}
+    for entry in listed:
+        if _is_side_file(PurePosixPath(entry.name).name) and not single:
+            folder = entry.address.rpartition("/")[0]
+            beside[folder] = (*beside.get(folder, ()), PurePosixPath(entry.address).name)
+    for entry in listed:
+        name = PurePosixPath(entry.name).name
+        if entry.problem:
+            skipped.append(f"{entry.name} ({entry.problem})")
+        elif single or not (_is_side_file(name) or not _is_read(name)):
+            own = beside.get(entry.address.rpartition("/")[0], ()) if not single else _siblings(entry.address)
+            made = Source(entry.name, entry.address, size=entry.size, beside=own)
+            if name.lower().endswith(ZIP):
+                _look_into(made, sources, skipped)
+            else:
+                sources.append(made)
+        else:
+            skipped.append(entry.name)
+    if not sources:
+        others = f"; not read: {', '.join(skipped[:5])}{', ...' if len(skipped) > 5 else ''}" if skipped else ""
+        raise SourceError(f"{address}: no file of traces to read there (.jsonl, .json, .parquet, ..., .zip){others}")
+    return sources, skipped
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    address: str
+    size: int = 0
+    problem: str = ""
+
+
+def _is_side_file(name: str) -> bool:
+    return any(reader.is_companion(name) for reader in all_readers())
+
+
+def _is_read(name: str) -> bool:
+    return has_trace_name(name) or name.lower().endswith(ZIP)
+
+
+def _siblings(address: str) -> tuple[str, ...]:
+    """Side files beside a file that was named itself."""
+    folder, _, _ = address.rpartition("/")
+    try:
+        names = (
+            [PurePosixPath(str(path)).name for path in _file_system(address)[0].ls(folder, detail=False)]
+            if is_address(address)
+            else os.listdir(folder or ".")
+        )
+    except _FETCH_ERRORS:
+        return ()
+    return tuple(sorted(name for name in names if _is_side_file(name) and not address.endswith(f"/{name}")))
+
+
+def _local(archive: str, out: Path | None) -> tuple[list[_Entry], bool]:
+    root = Path(archive)
+    if not os.path.lexists(root) and _GLOB & set(archive):
+        found = sorted(Path(path) for path in glob.glob(archive, recursive=True))
+        if not found:
+            raise SourceError(f"{archive}: no file or folder matches")
+        base = Path(os.path.commonpath([path.parent for path in found]))
+        own = None if out is None else out.resolve()
+        entries: dict[str, _Entry] = {}
+        for path in found:
+            for file, problem in _walk(path, own):
+                entries.setdefault(str(file), _entry(file, base, problem))
+        return list(entries.values()), False
+    if not root.exists():
+        raise SourceError(f"{root}: there is no such file or folder")
+    if root.is_file():
+        return [_entry(root, root.parent, None)], True
+    if not root.is_dir():
+        raise SourceError(f"{root}: is neither a file nor a folder")
+    if out is not None and root.resolve() == out.resolve():
+        raise SourceError(f"{out}: the output folder is the input folder, expected another one")
+    walked = _walk(root, None if out is None else out.resolve())
+    return [_entry(file, root, problem) for file, problem in walked], False
+
+
+def _entry(file: Path, base: Path, problem: str | None) -> _Entry:
+    size = 0 if problem else file.stat().st_size
+    return _Entry(file.relative_to(base).as_posix(), str(file), size, problem or "")
+
+
+def _walk(root: Path, out: Path | None) -> Iterator[tuple[Path, str | None]]:
+    """Everything below a folder but the output folder, in sorted order; with the reason where it is not to be read."""
+    waiting = [root]
+    while waiting:
+        path = waiting.pop()
+        if path != root and (path.is_symlink() or not path.is_dir()):
+            yield path, _why_not_read(path, root, out)
+        elif path == root and path.is_file():
+            yield path, None
+        elif path != root and path.name.startswith("."):
+            yield path, "a hidden folder"
+        elif (path / RESULTS_FILE).is_file():
+            yield path, "results of an earlier scoring"
+        elif path.resolve() != out:
+            try:
+                waiting += sorted(path.iterdir(), reverse=True)
+            except OSError as error:
+                raise SourceError(f"{path}: the folder cannot be read ({error.strerror})") from error
+
+
+def _why_not_read(path: Path, root: Path, out: Path | None) -> str | None:
+    if path.is_symlink():
+        if path.is_dir():
+            return "a link to a folder, not followed"
+        if not path.exists():
+            return "a link that leads nowhere"
+        target = path.resolve()
+        # An output folder around the input holds more than output.
+        is_output = target.parent == out and target.name in OUTPUT_FILES
+        if is_output or (out in target.parents and out not in root.resolve().parents):
+            return "a link into the output folder"
+    if path.name == TRAJECTORIES_FILE and path.parent != root and is_converted(path.parent):
+        return "made by an earlier conversion"
+    return None if path.is_file() else "no regular file"
+
+
+def _remote(address: str) -> tuple[list[_Entry], bool]:
+    system, path = _file_system(address)
+
+    def full(found: str) -> str:
+        return str(system.unstrip_protocol(found))
+
+    try:
+        if _GLOB & set(path):
+            details = system.glob(path, detail=True)
+            for folder in [name for name, detail in details.items() if detail["type"] == "directory"]:
+                details |= system.find(folder, detail=True)
+            details = {name: detail for name, detail in details.items() if detail["type"] == "file"}
+            if not details:
+                raise SourceError(f"{address}: no file or folder matches")
+        elif system.isfile(path):
+            return [_Entry(PurePosixPath(path).name, full(path), int(system.size(path) or 0))], True
+        else:
+            details = system.find(path, detail=True)
+            if not details and not system.exists(path):
+                raise SourceError(f"{address}: there is no such file or folder")
+    except _FETCH_ERRORS as error:
+        raise SourceError(f"{address}: cannot be listed ({_reason(error)})") from error
+    names = sorted(details)
+    base = os.path.commonpath([PurePosixPath(name).parent for name in names]) if _GLOB & set(path) and names else path
+    return [
+        _Entry(str(PurePosixPath(name).relative_to(base)), full(name), int(details[name].get("size") or 0))
+        for name in names
+    ], False
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    import fsspec  # takes a moment, and local archives do without
+
+    try:
+        return fsspec.core.url_to_fs(address)
+    except (ImportError, ValueError, OSError) as error:
+        raise SourceError(f"{address}: {error}, expected a path or an address that fsspec can open") from error
+
+
+def _open(address: str) -> IO[bytes]:
+    if not is_address(address):
+        return open(address, "rb")
+    system, path = _file_system(address)
+    return system.open(path, "rb")
+
+
+# The zip file that was opened last stays open: its directory may list very many members.
+_last_zip: dict[tuple[str, Any], zipfile.ZipFile] = {}
+
+
+def _opened_zip(address: str) -> zipfile.ZipFile:
+    if is_address(address):
+        system, path = _file_system(address)
+        state = system.ukey(path)
+    else:
+        found = os.stat(address)
+        state = (found.st_mtime_ns, found.st_size, found.st_ino)
+    if (address, state) not in _last_zip:
+        for other in _last_zip.values():
+            other.close()
+        _last_zip.clear()
+        _last_zip[address, state] = zipfile.ZipFile(_open(address))
+    return _last_zip[address, state]
+
+
+def _look_into(source: Source, sources: list[Source], skipped: list[str]) -> None:
+    """Adds the members of a zip file, or the file itself as one that cannot be read."""
+    try:
+        members = sorted((info for info in _opened_zip(source.address).infolist() if not info.is_dir()), key=_member)
+    except _FETCH_ERRORS as error:
+        problem = f"the zip archive cannot be read ({_reason(error)})"
+        sources.append(Source(source.name, source.address, size=source.size, problem=problem))
+        return
+    beside: dict[PurePosixPath, tuple[str, ...]] = {}
+    for info in members:
+        path = PurePosixPath(info.filename)
+        if _is_side_file(path.name):
+            beside[path.parent] = (*beside.get(path.parent, ()), path.name)
+    for info in members:
+        path = PurePosixPath(info.filename)
+        name = f"{source.name}!{info.filename}"
+        if _is_side_file(path.name) or not has_trace_name(path.name):
+            skipped.append(f"{name} (a zip archive inside of another)" if path.suffix.lower() == ZIP else name)
+        elif info.flag_bits & 1:
+            sources.append(Source(name, source.address, info.filename, info.file_size, problem="it is encrypted"))
+        else:
+            own = beside.get(path.parent, ())
+            sources.append(Source(name, source.address, info.filename, info.file_size, own))
+
+
+def _member(info: zipfile.ZipInfo) -> str:
+    return info.filename
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -1,0 +1,189 @@
+"""What an archive's files are: folders, globs, zip files and addresses."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from jaxguard.traces.convert import convert
+from jaxguard.traces.reading import ArchiveReader
+from jaxguard.traces.sources import Source, SourceError, content_key, find_sources
+
+NATIVE = json.dumps({"jaxguard": 1, "id": "a", "instruction": "do", "steps": [{"tool": "look"}]})
+
+
+def native(name: str) -> str:
+    return NATIVE.replace('"a"', json.dumps(name))
+
+
+def write(path: Path, content: str | bytes = NATIVE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def zipped(path: Path, members: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def ids(sources: list[Source]) -> list[str]:
+    reader = ArchiveReader()
+    return [t.id for source in sources for outcome in reader.read(source) for t in outcome.trajectories]
+
+
+def test_a_folder_and_a_glob(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "deep/b.jsonl", "deep/notes.txt"):
+        write(tmp_path / name, native(name))
+    sources, skipped = find_sources(tmp_path)
+    assert ([s.name for s in sources], skipped) == (["a.jsonl", "deep/b.jsonl"], ["deep/notes.txt"])
+    sources, _ = find_sources(f"{tmp_path}/**/*.jsonl")
+    assert [s.name for s in sources] == ["a.jsonl", "deep/b.jsonl"]
+    sources, _ = find_sources(f"{tmp_path}/d*")
+    assert [(s.name, s.size) for s in sources] == [("deep/b.jsonl", len(native("deep/b.jsonl")))]
+    with pytest.raises(SourceError, match=r"\*\.nothing: no file or folder matches"):
+        find_sources(f"{tmp_path}/*.nothing")
+
+
+def test_a_name_with_glob_characters_is_a_name_first(tmp_path: Path) -> None:
+    write(tmp_path / "a[1].jsonl")
+    assert [s.name for s in find_sources(tmp_path / "a[1].jsonl")[0]] == ["a[1].jsonl"]
+
+
+def test_a_zip_file_is_looked_into(tmp_path: Path) -> None:
+    write(tmp_path / "x" / "c.jsonl", native("c"))
+    zipped(tmp_path / "x" / "z.zip", {"b/a.jsonl": native("in zip"), "b/readme.md": "x", "more.zip": "", "d/": ""})
+    sources, skipped = find_sources(tmp_path / "x")
+    assert [s.name for s in sources] == ["c.jsonl", "z.zip!b/a.jsonl"]
+    assert skipped == ["z.zip!b/readme.md", "z.zip!more.zip (a zip archive inside of another)"]
+    assert ids(sources) == ["c", "in zip"]
+
+
+def test_a_broken_zip_file_is_one_reject(tmp_path: Path) -> None:
+    write(tmp_path / "x" / "c.jsonl", native("c"))
+    write(tmp_path / "x" / "z.zip", b"PK\x03\x04 broken")
+    report = convert(tmp_path / "x", tmp_path / "out")
+    assert [file.error for file in report.files] == [None, "the zip archive cannot be read (File is not a zip file)"]
+    assert report.counts["files_rejected"] == 1
+
+
+def test_a_broken_member_does_not_lose_the_others(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "z.zip", {"a.jsonl": native("first"), "b.jsonl": native("second")})
+    content = bytearray(path.read_bytes())
+    at = content.index(b"first")
+    content[at : at + 5] = b"worst"
+    path.write_bytes(content)
+    report = convert(path, tmp_path / "out")
+    assert [(file.file, file.error) for file in report.files] == [
+        ("z.zip!a.jsonl", "the file cannot be fetched (Bad CRC-32 for file 'a.jsonl')"),
+        ("z.zip!b.jsonl", None),
+    ]
+
+
+def test_side_files_come_along(tmp_path: Path) -> None:
+    labels = {"trajectory_id": "t", "type": "rogue", "category": "SEC", "severity": "L1", "rogue_step": 1}
+    run = {
+        "trajectory_id": "t",
+        "task": {"description": "do"},
+        "steps": [{"step": 1, "thought": "", "action": "a", "arguments": {}, "observation": ""}],
+    }
+    members = {"s/test.jsonl": json.dumps(run), "s/test_labels.jsonl": json.dumps(labels | {"total_steps": 1})}
+    plain = tmp_path / "plain"
+    for name, content in members.items():
+        write(plain / name, content)
+    zipped(tmp_path / "z.zip", members)
+    for archive in (plain, tmp_path / "z.zip", plain / "s" / "test.jsonl"):
+        sources, _ = find_sources(archive)
+        assert [source.beside for source in sources] == [("test_labels.jsonl",)]
+        (outcome,) = ArchiveReader().read(sources[0])
+        assert outcome.reason == ""
+        assert outcome.trajectories[0].unsafe is True
+
+
+def test_an_address(memory: Any, tmp_path: Path) -> None:
+    for name in ("/box/a.jsonl", "/box/deep/b.jsonl", "/box/deep/x.txt"):
+        memory.pipe(name, native(name).encode())
+    memory.pipe("/box/z.zip", zipped(tmp_path / "z.zip", {"c.jsonl": native("c")}).read_bytes())
+    sources, skipped = find_sources("memory://box")
+    assert [s.name for s in sources] == ["a.jsonl", "deep/b.jsonl", "z.zip!c.jsonl"]
+    assert skipped == ["deep/x.txt"]
+    assert ids(sources) == ["/box/a.jsonl", "/box/deep/b.jsonl", "c"]
+    assert ids(find_sources("memory://box/a.jsonl")[0]) == ["/box/a.jsonl"]
+    assert ids(find_sources("memory://box/*/*.jsonl")[0]) == ["/box/deep/b.jsonl"]
+    for address, message in (
+        ("memory://none", "there is no such file or folder"),
+        ("memory://box/*.none", "no file or folder matches"),
+        ("nothing://x", "nothing"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            find_sources(address)
+
+
+def test_a_file_that_vanished_is_a_reject(memory: Any) -> None:
+    memory.pipe("/box/a.jsonl", NATIVE.encode())
+    sources, _ = find_sources("memory://box")
+    memory.rm("/box/a.jsonl")
+    (outcome,) = ArchiveReader().read(sources[0])
+    assert outcome.position is None
+    assert "the file cannot be fetched" in outcome.reason
+
+
+def test_results_of_scoring_are_not_read(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    write(tmp_path / "scores" / "job.json", "{}")
+    write(tmp_path / "scores" / "top" / "x.jsonl")
+    sources, skipped = find_sources(tmp_path)
+    assert ([s.name for s in sources], skipped) == (["a.jsonl"], ["scores (results of an earlier scoring)"])
+
+
+def test_a_key_is_of_content_and_side_files(tmp_path: Path) -> None:
+    one, other = write(tmp_path / "one.jsonl"), write(tmp_path / "x" / "other.jsonl")
+    side = write(tmp_path / "labels.json", "1")
+    assert content_key(one) == content_key(other)
+    assert len(content_key(one)) == 32
+    write(tmp_path / "y" / "labels.json", "2")
+    write(tmp_path / "y" / "one.jsonl")
+    keys = {
+        content_key(one),
+        content_key(one, [side.name]),
+        content_key(tmp_path / "y" / "one.jsonl", ["labels.json"]),
+        content_key(write(tmp_path / "one.json")),
+        content_key(write(tmp_path / "z.jsonl", NATIVE + "\n")),
+    }
+    assert len(keys) == 5
+
+
+def test_an_encrypted_member_is_a_reject(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "z.zip", {"a.jsonl": NATIVE})
+    content = bytearray(path.read_bytes())
+    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags of both headers
+        content[content.index(mark) + offset] |= 1
+    path.write_bytes(content)
+    (source,), _ = find_sources(path)
+    (outcome,) = ArchiveReader().read(source)
+    assert (outcome.position, outcome.reason) == (None, "it is encrypted")
+
+
+def test_an_unreadable_local_file_is_a_reject(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    (source,), _ = find_sources(tmp_path)
+    os.remove(tmp_path / "a.jsonl")
+    (outcome,) = ArchiveReader().read(source)
+    assert "the file cannot be read: No such file" in outcome.reason
