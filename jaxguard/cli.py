@@ -359,15 +359,25 @@ def _score(arguments: argparse.Namespace) -> None:
         format=arguments.format,
         progress=not arguments.quiet,
     )
-    counts, seconds = report.counts, report.seconds
+    counts, done = report.counts, report.run
     for skipped in report.skipped_files:
         _say(visible(f"not read: {skipped}"))
+    for name, reason in report.unread_files.items():
+        _say(visible(f"unread, another run tries again: {name}: {reason}"))
     if counts["files_rejected"]:
-        _say(f"{counts['files_rejected']:,} of {counts['files']:,} files rejected, none of whose records is a trace")
+        _say(f"{counts['files_rejected']:,} of {counts['files']:,} files rejected")
     _say(
         f"{counts['records']:,} records, {counts['rejected']:,} rejected: {counts['trajectories']:,} trajectories, "
-        f"{counts['steps_scored']:,} steps ({counts['steps_scored'] / max(seconds['score'], 1e-9):,.0f} steps/s)"
+        f"{counts['steps']:,} steps"
     )
+    rate = done["steps"] / max(report.seconds, 1e-9)
+    _say(
+        f"this run: {done['steps']:,} steps scored, {done['texts_embedded']:,} texts embedded, {report.seconds:,.1f} s "
+        f"({rate:,.0f} steps/s)"
+    )
+    for name, meaning in (("superseded", "edited since the last run"), ("kept", "no longer in the archive, rows kept")):
+        if done[name]:
+            _say(f"{done[name]:,} files {meaning}")
     _say(f"trajectories: {_pairs(report.decisions)}")
     if report.shift_at is not None:
         _say(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from jaxguard.decision.calibration import Calibration
-from jaxguard.decision.evidence import EvidenceError, Floats, check_lengths, evidence
+from jaxguard.decision.calibration import Calibration, Cutoffs
+from jaxguard.decision.evidence import Evidence, EvidenceError, Floats, check_lengths, evidence
 from jaxguard.decision.policy import decide
 from jaxguard.types import Decision, Trajectory, Verdict
 
@@ -94,29 +94,56 @@ class ScoredTrajectory:
         )
 
 
-def judge(
-    trajectories: Sequence[Trajectory], hazard: ArrayLike, prefix: ArrayLike, calibration: Calibration
-) -> list[ScoredTrajectory]:
-    """Evidence and decisions of trajectories from the model's two risks.
+class Judged(NamedTuple):
+    """Evidence and decisions of N steps of B trajectories."""
+
+    evidence: Evidence
+    decision: NDArray[np.int8]  # [N]
+    margin: Floats  # [N]
+    cuts: list[Cutoffs]  # [B]
+
+
+def judge_steps(
+    metadata: Sequence[Mapping[str, Any]],
+    lengths: ArrayLike,
+    hazard: ArrayLike,
+    prefix: ArrayLike,
+    calibration: Calibration,
+) -> Judged:
+    """Evidence and decisions of flat steps from the model's two risks.
 
     Args:
-        trajectories: B trajectories with N steps in total.
-        hazard: ``[N]`` hazard risks of their steps, trajectory after trajectory.
+        metadata: Of the B trajectories; selects the thresholds of their groups.
+        lengths: ``[B]`` steps of each.
+        hazard: ``[N]`` hazard risks, trajectory after trajectory.
         prefix: ``[N]`` prefix risks.
-        calibration: Fusion parameters and thresholds (each trajectory's group selects its own).
+        calibration: Fusion parameters and thresholds.
 
     Raises:
-        EvidenceError: The risks do not match the steps, or a finite one lies outside [0, 1].
+        EvidenceError: The risks do not match the lengths, or a finite one lies outside [0, 1].
     """
     hazard, prefix = np.asarray(hazard, dtype=np.float64), np.asarray(prefix, dtype=np.float64)
     if hazard.ndim != 1:
         raise EvidenceError(f"hazard: got shape {hazard.shape}, expected [N]")
-    lengths = check_lengths(np.array([len(t) for t in trajectories], dtype=np.int64), len(hazard))
-    ev = evidence(hazard, prefix, lengths, calibration.fusion)
-    cuts = [calibration.for_metadata(t.metadata) for t in trajectories]
-    block = np.repeat(np.array([c.block for c in cuts]), lengths)
-    hold = np.repeat(np.array([c.hold for c in cuts]), lengths)
+    sizes = check_lengths(lengths, len(hazard))
+    ev = evidence(hazard, prefix, sizes, calibration.fusion)
+    cuts = [calibration.for_metadata(own) for own in metadata]
+    block = np.repeat(np.array([c.block for c in cuts]), sizes)
+    hold = np.repeat(np.array([c.hold for c in cuts]), sizes)
     decided = decide(ev.hazard, ev.fused, block, hold, strict=not calibration.paper_rule)
+    return Judged(ev, decided.decision, decided.margin, cuts)
+
+
+def judge(
+    trajectories: Sequence[Trajectory], hazard: ArrayLike, prefix: ArrayLike, calibration: Calibration
+) -> list[ScoredTrajectory]:
+    """As :func:`judge_steps`, trajectory by trajectory.
+
+    Raises:
+        EvidenceError: The risks do not match the steps, or a finite one lies outside [0, 1].
+    """
+    lengths = np.array([len(t) for t in trajectories], dtype=np.int64)
+    ev, decision, margin, cuts = judge_steps([t.metadata for t in trajectories], lengths, hazard, prefix, calibration)
     out = []
     end = np.cumsum(lengths)
     for trajectory, cut, start, stop in zip(trajectories, cuts, end - lengths, end, strict=True):
@@ -134,8 +161,8 @@ def judge(
                 ema=ev.ema[part],
                 win=ev.win[part],
                 fused=ev.fused[part],
-                decision=decided.decision[part],
-                margin=decided.margin[part],
+                decision=decision[part],
+                margin=margin[part],
                 lambda_block=cut.block,
                 lambda_hold=cut.hold,
                 metadata=trajectory.metadata,

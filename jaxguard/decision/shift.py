@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from jaxguard.types import JaxguardError
 # Bets on high p-values, none, and low ones; a share JUMP of the capital changes sides at every step.
 _BETS = np.array([-1.0, 0.0, 1.0])
 _JUMP = 0.01
+
+BLOCK = 10_000
+"""Scores that one detector of a :class:`ShiftWatch` sees."""
 
 
 class ShiftError(JaxguardError):
@@ -74,3 +77,24 @@ class ShiftDetector:
             self.alarm_at = self.seen
         self.seen += 1
         return self._log_capital
+
+
+class ShiftWatch:
+    """A :class:`ShiftDetector` for each :data:`BLOCK` trajectories of a long stream: what one keeps grows with it."""
+
+    def __init__(self, maxima: Sequence[float]):
+        self._maxima, self._blocks = maxima, 0
+        self._detector = ShiftDetector(maxima)
+        self.evidence = 0.0
+        """The largest log10 of the capital at the end of any update."""
+        self.alarm_at: int | None = None
+        """Position in the stream of the first alarm."""
+
+    def __call__(self, score: float) -> None:
+        """Takes the next maximum."""
+        if self._detector.seen == BLOCK:
+            self._blocks += 1
+            self._detector = ShiftDetector(self._maxima, seed=self._blocks)
+        self.evidence = max(self.evidence, self._detector.update(score))
+        if self.alarm_at is None and self._detector.alarm_at is not None:
+            self.alarm_at = self._blocks * BLOCK + self._detector.alarm_at

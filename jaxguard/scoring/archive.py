@@ -1,168 +1,99 @@
 """Scores an archive of traces into Parquet: one row per step, one per trajectory, and a manifest.
 
-Three passes, each streaming with memory that does not grow with the archive: convert (any known format to
-trajectories; rejects are kept), embed (texts that the store lacks), score. Outputs appear whole or not at all.
+A run may be stopped at any moment and started again: what is finished stays, byte for byte, and the rest follows. What
+is finished is known by the content of the input files, so that one that was edited is scored again, and one that was
+renamed, moved or copied is not.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from jaxguard.decision.scored import ScoredTrajectory
-from jaxguard.decision.shift import ShiftDetector
-from jaxguard.features.embed import embed
+from jaxguard.decision.shift import ShiftWatch
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
-from jaxguard.traces.convert import MANIFEST_FILE, REJECTS_FILE, convert, read_manifest
-from jaxguard.traces.jsonl import TRAJECTORIES_FILE, read_trajectories
+from jaxguard.scoring.blocks import COUNTS, Block
+from jaxguard.scoring.job import Job, JobError, identity, write_whole
+from jaxguard.scoring.pipeline import Progress, Run
+from jaxguard.scoring.shards import KINDS
 from jaxguard.traces.lock import locked
-from jaxguard.types import Decision, JaxguardError, Trajectory
+from jaxguard.traces.registry import reader_named
+from jaxguard.traces.sources import Source, find_sources
+from jaxguard.types import Decision, JaxguardError
 from jaxguard.versions import versions
 
-ROWS_PER_GROUP = 50_000
-SHIFT_BLOCK = 10_000
-
-STEPS = pa.schema(
-    [
-        ("trajectory_id", pa.string()),
-        ("step", pa.int32()),
-        ("call_id", pa.string()),
-        ("tool", pa.string()),
-        ("hazard", pa.float32()),
-        ("prefix", pa.float32()),
-        ("ema", pa.float32()),
-        ("win", pa.float32()),
-        ("fused", pa.float32()),
-        ("decision", pa.string()),
-        ("margin", pa.float32()),
-        ("unobserved", pa.bool_()),
-    ]
-)
-TRAJECTORIES = pa.schema(
-    [
-        ("trajectory_id", pa.string()),
-        ("source", pa.string()),
-        ("steps", pa.int32()),
-        ("decision", pa.string()),
-        ("first_alert", pa.int32()),
-        ("first_block", pa.int32()),
-        ("max_hazard", pa.float32()),
-        ("max_fused", pa.float32()),
-        ("unsafe", pa.bool_()),
-        ("first_hazard", pa.int32()),
-        ("metadata", pa.string()),
-    ]
-)
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """What a scoring run did; ``records == converted + rejected``, ``trajectories == scored``.
+    """What the folder of results holds after a run.
 
-    ``shift_at`` is the trajectory at which the archive no longer looked like the calibration set, if it came to that
-    (:mod:`jaxguard.decision.shift`). ``skipped_files`` are those of the archive that were not read, as in
-    :class:`jaxguard.traces.convert.ConvertReport`.
+    Attributes:
+        counts: Over all results in the folder: ``records == converted + rejected``; ``trajectories`` and ``steps`` are
+            the rows of the two tables.
+        decisions: Trajectories by their worst decision.
+        seconds: Wall time of this run.
+        run: Of this run alone: ``steps`` and ``shards`` scored, ``texts_embedded``, files ``superseded`` and ``kept``.
+        shift_at: Trajectory at which the archive no longer looked like the calibration set, if it came to that
+            (:mod:`jaxguard.decision.shift`).
+        skipped_files: What of the archive was not looked into.
+        unread_files: Files that could not be read, with the reason; another run tries them again.
     """
 
     counts: dict[str, int]
     decisions: dict[str, int]
-    seconds: dict[str, float]
+    seconds: float
+    run: dict[str, int]
     shift_at: int | None
     skipped_files: list[str]
+    unread_files: dict[str, str]
 
 
-class _ShiftWatch:
-    """A :class:`ShiftDetector` for each :data:`SHIFT_BLOCK` trajectories: what it keeps grows with what it saw."""
+class _Bar(Progress):
+    """Bytes of the archive that are read, with steps a second."""
 
-    def __init__(self, maxima: Sequence[float]):
-        self._maxima, self._blocks = maxima, 0
-        self._detector = ShiftDetector(maxima)
-        self.evidence = 0.0
-        self.alarm_at: int | None = None
+    def __init__(self, sources: list[Source], show: bool):
+        self._lock = threading.Lock()
+        total = sum(source.size for source in sources)
+        self._bar = tqdm(total=total, desc="score", unit="B", unit_scale=True, disable=not show)
+        self._begin = time.perf_counter()
+        self.steps = self.windows = 0
 
-    def __call__(self, score: float) -> None:
-        if self._detector.seen == SHIFT_BLOCK:
-            self._blocks += 1
-            self._detector = ShiftDetector(self._maxima, seed=self._blocks)
-        self.evidence = max(self.evidence, self._detector.update(score))
-        if self.alarm_at is None and self._detector.alarm_at is not None:
-            self.alarm_at = self._blocks * SHIFT_BLOCK + self._detector.alarm_at
+    def file_done(self, source: Source) -> None:
+        with self._lock:
+            self._bar.update(source.size)
 
+    def embedded(self, windows: int) -> None:
+        with self._lock:
+            self.windows += windows
+            self._show()
 
-class _Writer:
-    """Buffers rows and writes row groups; the file gets its name when it is complete."""
+    def written(self, block: Block) -> None:
+        with self._lock:
+            self.steps += len(block.tools)
+            self._show()
 
-    def __init__(self, path: Path, schema: pa.Schema):
-        self._path, self._schema = path, schema
-        self._partial = path.with_suffix(".partial")
-        self._file = pq.ParquetWriter(self._partial, schema)
-        self._rows: list[dict[str, Any]] = []
+    def _show(self) -> None:
+        passed = max(time.perf_counter() - self._begin, 1e-9)
+        rates = f"{self.steps:,} steps, {self.steps / passed:,.0f}/s"
+        self._bar.set_postfix_str(rates + (f", {self.windows:,} windows embedded" if self.windows else ""))
 
-    def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        self._rows.extend(rows)
-        if len(self._rows) >= ROWS_PER_GROUP:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._file.write_table(pa.Table.from_pylist(self._rows, self._schema))
-        self._rows = []
-
-    def finish(self) -> None:
-        self._flush()
-        self._file.close()
-        self._partial.replace(self._path)
-
-
-def step_rows(trajectory: Trajectory, scored: ScoredTrajectory) -> Iterator[dict[str, Any]]:
-    """One row per step, in the columns of :data:`STEPS`."""
-    for t, step in enumerate(trajectory.steps):
-        yield {
-            "trajectory_id": trajectory.id,
-            "step": t,
-            "call_id": step.call_id,
-            "tool": step.tool,
-            "hazard": scored.hazard[t],
-            "prefix": scored.prefix[t],
-            "ema": scored.ema[t],
-            "win": scored.win[t],
-            "fused": scored.fused[t],
-            "decision": Decision(int(scored.decision[t])).name,
-            "margin": scored.margin[t],
-            "unobserved": step.unobserved,
-        }
-
-
-def trajectory_row(scored: ScoredTrajectory) -> dict[str, Any]:
-    """The outcome of a trajectory, in the columns of :data:`TRAJECTORIES`."""
-    worst = Decision(int(scored.decision.max())) if len(scored) else Decision.PASS
-    return {
-        "trajectory_id": scored.id,
-        "source": scored.source,
-        "steps": len(scored),
-        "decision": worst.name,
-        "first_alert": scored.first_alert,
-        "first_block": scored.first_block,
-        "max_hazard": scored.max_hazard,
-        "max_fused": scored.max_fused,
-        "unsafe": scored.unsafe,
-        "first_hazard": scored.first_hazard,
-        "metadata": json.dumps(dict(scored.metadata), ensure_ascii=True, sort_keys=True),
-    }
+    def close(self) -> None:
+        self._bar.close()
 
 
 def score_archive(
-    archive: Path,
+    archive: str | os.PathLike[str],
     guard: Guard,
     out: Path,
     *,
@@ -170,112 +101,110 @@ def score_archive(
     format: str | None = None,
     progress: bool = True,
 ) -> ScoreReport:
-    """Scores everything in ``archive``; see the module docstring for the passes.
+    """Scores everything in ``archive``.
 
     Args:
-        archive: File or folder of traces in any known format, or a folder that ``convert`` wrote.
+        archive: A file, a folder, a glob or an address, see :func:`jaxguard.traces.sources.find_sources`.
         guard: A calibrated guard.
-        out: Gets ``traces/`` (unless ``archive`` is converted already), ``steps.parquet``,
-            ``trajectories.parquet`` and ``manifest.json``; made if absent.
+        out: Folder of results, see :mod:`jaxguard.scoring.job`; made if absent. What an earlier run with the same
+            guard and settings finished there is kept and not scored again.
         store: Feature store to use and extend; ``out/features`` by default.
         format: Name of the format; detected where it is None.
-        progress: Shows bars on stderr.
+        progress: Shows a bar on stderr.
 
     Raises:
-        JaxguardError: no known format, everything was rejected, a store of another encoder, a store where output goes,
-            an uncalibrated guard, ``out`` holds results already, or another process writes to it.
+        JaxguardError: nothing to read, no trajectory in it, a store of another encoder, a store where output goes,
+            an uncalibrated guard, ``out`` holds results of another job or damaged ones, the disk is full, or another
+            process writes there.
     """
-    with locked(out):
-        return _score(archive, guard, out, store or out / "features", format, progress)
-
-
-def _score(archive: Path, guard: Guard, out: Path, store: Path, format: str | None, progress: bool) -> ScoreReport:
-    if (out / "manifest.json").exists():
-        raise JaxguardError(f"--out {out}: holds results already; nothing was overwritten, name another folder")
-    if guard.calibration is None:
-        raise JaxguardError("--guard: this guard has no thresholds; run `jaxguard calibrate` first")
-    calibration = guard.calibration
-    for taken in (out, out / "traces"):
-        if store.resolve() == taken.resolve():
-            raise JaxguardError(f"--store {store}: is where the results go, expected a folder of its own")
-    seconds: dict[str, float] = {}
+    wanted = identity(guard, format)
+    features = out / "features" if store is None else store
+    for taken in (out, *(out / name for name in ("parts", *KINDS))):
+        if features.resolve() == taken.resolve():
+            raise JaxguardError(f"--store {features}: is where the results go, expected a folder of its own")
+    forced = None if format is None else reader_named(format)
+    sources, skipped = find_sources(archive, out)
     begin = time.perf_counter()
+    with locked(out):
+        job = Job(out, wanted)
+        bar = _Bar(sources, progress)
+        run = Run(sources, guard, _opened(features, guard), job, forced, bar)
+        try:
+            run()
+        finally:
+            bar.close()
+        return _finish(job, guard, run, sources, skipped, round(time.perf_counter() - begin, 3), bar.steps)
 
-    def lap(name: str) -> None:
-        nonlocal begin
-        seconds[name] = round(time.perf_counter() - begin, 3)
-        begin = time.perf_counter()
 
-    if (archive / TRAJECTORIES_FILE).is_file() and (archive / MANIFEST_FILE).is_file():
-        traces = archive
-    else:
-        traces = out / "traces"
-        convert(archive, traces, format=format)
-    conversion = read_manifest(traces / MANIFEST_FILE)
-    counts = conversion["counts"]
-    if not counts["trajectories"] and counts["rejected"] + counts["files_rejected"]:
-        raise JaxguardError(
-            f"{traces}: holds no trajectory: {counts['rejected']} records and {counts['files_rejected']} files were "
-            f"rejected, see {REJECTS_FILE} there"
-        )
-    lap("convert")
-    features = FeatureStore.create_or_open(store, guard.encoder.fingerprint, guard.encoder.dim)
-    total = counts["trajectories"]
-    with tqdm(desc="embed", unit="window", disable=not progress) as bar:
-        embedded = embed(
-            read_trajectories(traces),
-            features,
-            guard.encoder,
-            thought=guard.config.data.thought,
-            progress=lambda _stored, windows: bar.update(windows - bar.n),
-        )
-    lap("embed")
-    decisions: Counter[str] = Counter()
-    scored_count = step_count = nonfinite = 0
-    steps, outcomes = _Writer(out / "steps.parquet", STEPS), _Writer(out / "trajectories.parquet", TRAJECTORIES)
-    held: deque[Trajectory] = deque()  # read and not yet scored; both happen in the same order
+def _opened(path: Path, guard: Guard) -> FeatureStore:
+    return FeatureStore.create_or_open(path, guard.encoder.fingerprint, guard.encoder.dim)
 
-    def reading() -> Iterator[Trajectory]:
-        for trajectory in read_trajectories(traces):
-            held.append(trajectory)
-            yield trajectory
 
-    watch = _ShiftWatch(calibration.hold_maxima)
-    with tqdm(total=total, desc="score", unit="trajectory", disable=not progress) as bar:
-        for scored in guard.score(reading(), features):
-            watch(scored.max_fused)
-            steps.add(step_rows(held.popleft(), scored))
-            row = trajectory_row(scored)
-            outcomes.add([row])
-            decisions[row["decision"]] += 1
-            scored_count += 1
-            step_count += len(scored)
-            nonfinite += int(np.isnan(scored.margin).sum())
-            bar.update()
-    for name, found in (("trajectories", scored_count), ("steps", step_count)):
-        if counts[name] != found:
-            raise JaxguardError(f"{traces}: manifest counts {counts[name]} {name}, {found} were read and scored")
-    steps.finish()
-    outcomes.finish()
-    lap("score")
-    counts |= {"scored": scored_count, "steps_scored": step_count, "nonfinite_steps": nonfinite}
-    counts |= {"texts": embedded.unique, "texts_embedded": embedded.embedded}
+def _finish(
+    job: Job, guard: Guard, run: Run, sources: list[Source], skipped: list[str], seconds: float, steps: int
+) -> ScoreReport:
+    moved = job.tidy(run.keys)
+    job.clear_unfinished()
+    total = job.counts()
+    counts = {name: total[name] for name in COUNTS}
+    counts["files"] = len(sources)
+    counts["files_rejected"] += len(run.unread)
+    _require_rows(job, counts)
+    formats = {name.partition(":")[2]: by for name, by in sorted(total.items()) if name.startswith("format:")}
+    decisions = {d.name: total[f"decision:{d.name}"] for d in Decision if total[f"decision:{d.name}"]}
+    done = {
+        "steps": steps,
+        **{name: run.counts[name] for name in ("shards", "texts", "texts_embedded")},
+        **moved,
+    }
+    watch = watch_shift(job, guard)
     manifest: dict[str, Any] = {
         "counts": counts,
-        "skipped_files": conversion["skipped_files"],
-        "decisions": dict(sorted(decisions.items())),
-        "seconds": seconds,
+        "formats": formats,
+        "decisions": decisions,
+        "files": dict(sorted(run.keys.items())),
+        "unread_files": run.unread,
+        "skipped_files": skipped,
         "shift": {"log10_evidence": round(watch.evidence, 2), "alarm_at_trajectory": watch.alarm_at},
-        "guard": {
-            "weights": guard.weights,
-            "encoder": guard.encoder.fingerprint.to_dict(),
-            "fusion": calibration.fusion.fingerprint,
-            "lambda_block": calibration.lambda_block,
-            "lambda_hold": calibration.lambda_hold,
-        },
-        "versions": versions(),
+        "guard": json.loads((job.folder / "job.json").read_text(encoding="utf-8")),
+        "last_run": {"seconds": seconds, **done, "versions": versions()},
     }
-    partial = out / "manifest.partial"
-    partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    partial.replace(out / "manifest.json")
-    return ScoreReport(counts, manifest["decisions"], seconds, watch.alarm_at, conversion["skipped_files"])
+    write_whole(job.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    if not counts["trajectories"] and (counts["rejected"] or counts["files_rejected"]):
+        first = next(iter(run.unread.values()), "") or _first_reject(job)
+        raise JaxguardError(
+            f"{job.folder}: nothing could be scored: {counts['rejected']} records and {counts['files_rejected']} files "
+            f"were rejected; the first: {first}"
+        )
+    return ScoreReport(counts, decisions, seconds, done, watch.alarm_at, skipped, run.unread)
+
+
+def _require_rows(job: Job, counts: dict[str, int]) -> None:
+    """Rows of the tables as they lie on disk against what was counted when records were read."""
+    if counts["records"] != counts["converted"] + counts["rejected"]:
+        raise JobError(f"{job.folder}: {counts['records']} records, {counts['converted']} + {counts['rejected']} out")
+    for kind in ("steps", "trajectories"):
+        rows = sum(pq.read_metadata(path).num_rows for path in (job.folder / kind).iterdir())
+        if rows != counts[kind]:
+            raise JobError(f"{job.folder / kind}: holds {rows} rows, {counts[kind]} {kind} were read")
+
+
+def _first_reject(job: Job) -> str:
+    for path in sorted((job.folder / "rejects").iterdir()):
+        with path.open(encoding="utf-8") as lines:
+            first = json.loads(next(lines))
+        place = first["file"] if first["position"] is None else f"{first['file']}, record {first['position']}"
+        return f"{place}: {first['reason']}"
+    return "unknown"
+
+
+def watch_shift(job: Job, guard: Guard) -> ShiftWatch:
+    """The shift detector over all trajectories of the folder, file after file in the order of their names."""
+    assert guard.calibration is not None
+    watch = ShiftWatch(guard.calibration.hold_maxima)
+    parts = [part for own in job.parts.values() for part in own.values()]
+    for part in sorted(parts, key=lambda part: (part["file"], part["key"], part["number"])):
+        table = pq.read_table(job.path("trajectories", part["key"], part["number"]), columns=["max_fused"])
+        for value in table["max_fused"].to_pylist():
+            watch(value)
+    return watch

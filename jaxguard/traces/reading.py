@@ -84,9 +84,13 @@ class ArchiveReader:
             except SourceError as error:
                 yield Outcome(None, reason=str(error))
                 return
-            if self._companions is None or self._companions.folder != file.parent:
-                self._companions = Companions(file.parent)
-            yield from read_file(file, self._companions, self._forced)
+            yield from self.read_local(file)
+
+    def read_local(self, file: Path) -> Iterator[Outcome]:
+        """As :meth:`read`, for a file on this machine with its side files beside it."""
+        if self._companions is None or self._companions.folder != file.parent:
+            self._companions = Companions(file.parent)
+        yield from read_file(file, self._companions, self._forced)
 
 
 def read_file(file: Path, companions: Companions, forced: Reader | None = None) -> Iterator[Outcome]:

@@ -101,7 +101,7 @@ def test_side_files_come_along(tmp_path: Path) -> None:
     labels = {"trajectory_id": "t", "type": "rogue", "category": "SEC", "severity": "L1", "rogue_step": 1}
     run = {
         "trajectory_id": "t",
-        "task": {"description": "do"},
+        "task": {"description": "do", "success_criteria": []},
         "steps": [{"step": 1, "thought": "", "action": "a", "arguments": {}, "observation": ""}],
     }
     members = {"s/test.jsonl": json.dumps(run), "s/test_labels.jsonl": json.dumps(labels | {"total_steps": 1})}

@@ -1,0 +1,243 @@
+"""Reads, embeds, scores and writes, each in a thread of its own, with short queues between them.
+
+What is held at once is a few blocks, whatever the archive: a queue that is full makes the stage before it wait.
+Trajectories of a block are scored longest first, and the lanes of the scorer take from the next block where one runs
+out, so that nearly every step that is computed is wanted; a block is written when its last trajectory is done.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from jaxguard.features.store import FeatureStore
+from jaxguard.guard import Guard
+from jaxguard.scoring.blocks import Block, blocks
+from jaxguard.scoring.job import Job
+from jaxguard.scoring.shards import make_shard
+from jaxguard.traces.reading import ArchiveReader
+from jaxguard.traces.registry import Reader
+from jaxguard.traces.sources import Source, SourceError, content_key
+from jaxguard.world_model.packing import Sequence
+
+QUEUE = 2
+"""Blocks between two stages."""
+OPEN_BLOCKS = 64
+"""Blocks that may wait for a trajectory of theirs; lanes run empty rather than take up more."""
+TEXTS_PER_CALL = 4_096
+"""New texts that are encoded, and stored, together: what a kill costs."""
+
+_END = None
+
+
+class Stopped(Exception):
+    """Another stage failed; the stage that sees this ends quietly."""
+
+
+class Progress:
+    """What a run has done so far; a subclass shows it. Called from several threads."""
+
+    def file_done(self, source: Source) -> None:
+        """All of a file's blocks are read."""
+
+    def embedded(self, windows: int) -> None:
+        """So many windows more were encoded."""
+
+    def written(self, block: Block) -> None:
+        """A shard is finished."""
+
+
+class _Channel:
+    """A bounded queue that gives up when the run fails."""
+
+    def __init__(self, failed: threading.Event):
+        self._queue: queue.Queue[Block | None] = queue.Queue(QUEUE)
+        self._failed = failed
+
+    def put(self, item: Block | None) -> None:
+        while True:
+            if self._failed.is_set():
+                raise Stopped
+            try:
+                return self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def get(self, wait: bool = True) -> Block | None:
+        """The next block, ``None`` at the end; raises queue.Empty where there is none yet and ``wait`` is false."""
+        while True:
+            if self._failed.is_set():
+                raise Stopped
+            try:
+                return self._queue.get(timeout=0.1) if wait else self._queue.get_nowait()
+            except queue.Empty:
+                if not wait:
+                    raise
+
+
+class Run:
+    """One run over files of an archive; results go to ``job``.
+
+    Args:
+        sources: Files to score; those whose content is finished are passed over.
+        guard: With thresholds.
+        store: Its vectors; texts that it lacks are added.
+        job: Where shards go.
+        forced: The reader of every record, or ``None``.
+        progress: Told what was done.
+        owns: Which blocks of a file are this run's, by number; all by default. Others are read and left out.
+
+    Attributes:
+        keys: Content key of each file that was read, by name.
+        unread: Files that could not be read, with the reason.
+        counts: ``texts``, ``texts_embedded``, ``windows``, ``shards``, ``lane_steps`` of this run.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[Source],
+        guard: Guard,
+        store: FeatureStore,
+        job: Job,
+        forced: Reader | None = None,
+        progress: Progress | None = None,
+        owns: Callable[[int], bool] = lambda _number: True,
+    ):
+        self._sources, self._guard, self._store, self._job = sources, guard, store, job
+        self._forced, self._progress, self._owns = forced, progress or Progress(), owns
+        self.keys: dict[str, str] = {}
+        self.unread: dict[str, str] = {}
+        self.counts: Counter[str] = Counter()
+        self._failed = threading.Event()
+        self._error: BaseException | None = None
+        self._read, self._embedded, self._scored = (_Channel(self._failed) for _ in range(3))
+
+    def __call__(self) -> None:
+        """Runs to the end.
+
+        Raises:
+            JaxguardError: A side file is broken, the disk is full, the store is damaged.
+        """
+        stages = (self._reading, self._embedding, self._writing)
+        threads = [threading.Thread(target=self._guarded, args=(stage,), name=stage.__name__) for stage in stages]
+        for thread in threads:
+            thread.start()
+        try:
+            self._guarded(self._scoring)
+        finally:
+            self._failed.set() if self._error is not None else None
+            for thread in threads:
+                thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _guarded(self, stage: Callable[[], None]) -> None:
+        try:
+            stage()
+        except Stopped:
+            pass
+        except BaseException as error:  # of whatever kind: the other stages must end, and the caller must know
+            if self._error is None:
+                self._error = error
+            self._failed.set()
+
+    def _reading(self) -> None:
+        reader = ArchiveReader(self._forced)
+        for source in self._sources:
+            try:
+                with source.local() as path:
+                    self._read_file(reader, source, path)
+            except SourceError as error:
+                self.unread[source.name] = str(error)
+            self._progress.file_done(source)
+        self._read.put(_END)
+
+    def _read_file(self, reader: ArchiveReader, source: Source, path: Path) -> None:
+        try:
+            before = os.stat(path)
+            key = content_key(path, source.beside)
+        except OSError as error:
+            raise SourceError(f"the file cannot be read ({error.strerror or error})") from error
+        if key in self.keys.values() or self._job.is_done(key):
+            self.keys[source.name] = key
+            return
+        for block in blocks(reader.read_local(path), key, source.name, self._guard.config.data.thought):
+            after = os.stat(path)
+            if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+                raise SourceError("the file changed while it was read; run again when it is complete")
+            if self._owns(block.number) and not self._job.has(key, block.number):
+                self._read.put(block)
+            else:
+                block.close()
+        self.keys[source.name] = key
+
+    def _embedding(self) -> None:
+        while (block := self._read.get()) is not _END:
+            texts = list(block.texts())
+            distinct = list(dict.fromkeys(texts))
+            missing = self._store.missing(distinct)
+            self.counts["texts"] += len(distinct)
+            for first in range(0, len(missing), TEXTS_PER_CALL):
+                if self._failed.is_set():
+                    raise Stopped
+                part = missing[first : first + TEXTS_PER_CALL]
+                vectors = self._guard.encoder.encode(part, self._progress.embedded)
+                self.counts["texts_embedded"] += self._store.add(part, vectors)
+            block.look_up(self._store.rows(texts))
+            self._embedded.put(block)
+        self._embedded.put(_END)
+
+    def _scoring(self) -> None:
+        # A call of the scorer ends when nothing is ready, so that no finished one waits for texts being embedded.
+        where: dict[int, tuple[Block, int]] = {}
+        ended = False
+
+        def following(first: Block) -> Iterator[Sequence]:
+            nonlocal ended
+            block: Block | None = first
+            position = 0
+            while block is not None:
+                order = np.argsort([-item.length for item in block.items], kind="stable")
+                for index in order.tolist():
+                    sequence = block.items[index].sequence
+                    assert sequence is not None
+                    where[position] = block, index
+                    position += 1
+                    yield sequence
+                if not block.items:
+                    self._scored.put(block)
+                if len({id(own) for own, _ in where.values()}) >= OPEN_BLOCKS:
+                    return
+                try:
+                    block = self._embedded.get(wait=False)
+                except queue.Empty:
+                    return
+                ended = block is _END
+
+        while not ended:
+            block = self._embedded.get()
+            if block is _END:
+                break
+            where.clear()
+            for position, risks in self._guard.scorer.score(following(block), self._store.gather):
+                own, index = where.pop(position)
+                own.put(index, risks)
+                if not own.waiting:
+                    self._scored.put(own)
+        self._scored.put(_END)
+
+    def _writing(self) -> None:
+        calibration = self._guard.calibration
+        assert calibration is not None
+        while (block := self._scored.get()) is not _END:
+            files, part = make_shard(block, calibration)
+            self._job.write(files, part)
+            block.close()
+            self.counts["shards"] += 1
+            self._progress.written(block)

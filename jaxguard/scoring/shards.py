@@ -1,0 +1,189 @@
+"""A scored block as files: Parquet tables of steps and trajectories, the riskiest trajectories in full, rejects.
+
+The bytes of a shard depend on the block, the guard and the versions at work alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxguard.decision.calibration import Calibration
+from jaxguard.decision.scored import judge_steps
+from jaxguard.scoring.blocks import COUNTS, Block, unique_ids
+from jaxguard.traces.jsonl import encode_line
+from jaxguard.types import Decision, JaxguardError
+
+TOP_PER_SHARD = 10
+"""Trajectories that a shard keeps with all their texts, those with the highest fused risk."""
+
+STEPS = pa.schema(
+    [
+        ("shard", pa.string()),
+        ("trajectory_id", pa.string()),
+        ("step", pa.int32()),
+        ("call_id", pa.string()),
+        ("tool", pa.string()),
+        ("hazard", pa.float32()),
+        ("prefix", pa.float32()),
+        ("ema", pa.float32()),
+        ("win", pa.float32()),
+        ("fused", pa.float32()),
+        ("decision", pa.string()),
+        ("margin", pa.float32()),
+        ("unobserved", pa.bool_()),
+    ]
+)
+TRAJECTORIES = pa.schema(
+    [
+        ("shard", pa.string()),
+        ("trajectory_id", pa.string()),
+        ("file", pa.string()),
+        ("record", pa.int32()),
+        ("source", pa.string()),
+        ("steps", pa.int32()),
+        ("decision", pa.string()),
+        ("first_alert", pa.int32()),
+        ("first_block", pa.int32()),
+        ("max_hazard", pa.float32()),
+        ("max_fused", pa.float32()),
+        ("unsafe", pa.bool_()),
+        ("first_hazard", pa.int32()),
+        ("metadata", pa.string()),
+    ]
+)
+KINDS: Mapping[str, str] = {"steps": ".parquet", "trajectories": ".parquet", "top": ".jsonl", "rejects": ".jsonl"}
+"""Folders of a shard's files, with the ends of their names."""
+
+_DECISIONS = np.array([decision.name for decision in sorted(Decision)])
+
+
+def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of a scored block by folder, and the record that says what they are.
+
+    Raises:
+        JaxguardError: A finite risk lies outside [0, 1].
+    """
+    assert block.risks is not None
+    assert block.starts is not None
+    items, starts = block.items, block.starts
+    lengths = np.diff(starts)
+    judged = judge_steps(
+        [item.about.metadata for item in items], lengths, block.risks[:, 0], block.risks[:, 1], calibration
+    )
+    ids = unique_ids(items)
+    counts = Counter({name: block.counts[name] for name in COUNTS})
+    counts.update({name: by for name, by in block.counts.items() if name not in counts})
+    counts["renamed_ids"] = sum(own != item.about.id for own, item in zip(ids, items, strict=True))
+    counts["nonfinite_steps"] = int(np.isnan(judged.margin).sum())
+
+    ev = judged.evidence
+    step = np.arange(len(judged.decision)) - np.repeat(starts[:-1], lengths)
+    owner = pa.array(np.repeat(np.arange(len(items)), lengths))
+    columns = {
+        "shard": _same(block.name, len(step)),
+        "trajectory_id": pa.array(ids, pa.string()).take(owner),
+        "step": step.astype(np.int32),
+        "call_id": pa.array(block.call_ids, pa.string()),
+        "tool": pa.array(block.tools, pa.string()),
+        "decision": pa.array(_DECISIONS[judged.decision], pa.string()),
+        "unobserved": pa.array(block.unobserved, pa.bool_()),
+        "margin": judged.margin.astype(np.float32),
+        **{name: getattr(ev, name).astype(np.float32) for name in ("hazard", "prefix", "ema", "win", "fused")},
+    }
+    steps = pa.table({name: columns[name] for name in STEPS.names}, schema=STEPS)
+
+    alerts, blocks_at = judged.decision != Decision.PASS, judged.decision == Decision.BLOCK
+    worst = _maxima(judged.decision.astype(np.float64), starts).astype(int)
+    hazard, fused = _maxima(ev.hazard, starts), _maxima(ev.fused, starts)
+    about = [item.about for item in items]
+    outcomes = pa.table(
+        {
+            "shard": _same(block.name, len(items)),
+            "trajectory_id": pa.array(ids, pa.string()),
+            "file": _same(block.file, len(items)),
+            "record": pa.array([item.record for item in items], pa.int32()),
+            "source": pa.array([own.source for own in about], pa.string()),
+            "steps": lengths.astype(np.int32),
+            "decision": pa.array(_DECISIONS[worst], pa.string()),
+            "first_alert": pa.array(_first(alerts, starts), pa.int32()),
+            "first_block": pa.array(_first(blocks_at, starts), pa.int32()),
+            "max_hazard": hazard.astype(np.float32),
+            "max_fused": fused.astype(np.float32),
+            "unsafe": pa.array([own.unsafe for own in about], pa.bool_()),
+            "first_hazard": pa.array([item.first_hazard for item in items], pa.int32()),
+            "metadata": pa.array(
+                [json.dumps(dict(own.metadata), ensure_ascii=True, sort_keys=True) for own in about], pa.string()
+            ),
+        },
+        schema=TRAJECTORIES,
+    )
+    for number in worst.tolist():
+        counts[f"decision:{Decision(number).name}"] += 1
+
+    files = {"steps": _parquet(steps), "trajectories": _parquet(outcomes)}
+    if top := _top(block, ids, worst, fused):
+        files["top"] = top
+    if block.rejects:
+        lines = (
+            json.dumps({"file": block.file, "position": position, "reason": reason}) + "\n"
+            for position, reason in block.rejects
+        )
+        files["rejects"] = "".join(lines).encode("utf-8", "backslashreplace")
+    record = {
+        "key": block.key,
+        "number": block.number,
+        "last": block.last,
+        "file": block.file,
+        "counts": dict(counts),
+        "sha256": {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()},
+    }
+    return files, record
+
+
+def _same(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text.encode("utf-8", "replace").decode(), pa.string()), count)
+
+
+def _maxima(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Of each trajectory: 0 without steps, infinity where one is not finite."""
+    out = np.zeros(len(starts) - 1)
+    some = np.flatnonzero(np.diff(starts))
+    if len(some):
+        out[some] = np.maximum.reduceat(np.where(np.isfinite(values), values, np.inf), starts[some])
+    return out
+
+
+def _first(flags: np.ndarray, starts: np.ndarray) -> list[int | None]:
+    """First step of each trajectory that is flagged."""
+    at = np.flatnonzero(flags)
+    found = np.searchsorted(at, starts[:-1])
+    return [
+        int(at[index] - start) if index < len(at) and at[index] < end else None
+        for index, start, end in zip(found.tolist(), starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+    ]
+
+
+def _top(block: Block, ids: list[str], worst: np.ndarray, fused: np.ndarray) -> bytes:
+    lines = []
+    for index in sorted(range(len(ids)), key=lambda i: (-worst[i], -fused[i], i))[:TOP_PER_SHARD]:
+        if block.items[index].length:
+            try:
+                lines.append(encode_line(block.kept(index))[0])
+            except JaxguardError:
+                continue  # too deep or too long for a line; its rows are there
+    return b"".join(lines)
+
+
+def _parquet(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
