@@ -79,13 +79,14 @@ class Reader:
 def all_readers() -> tuple[Reader, ...]:
     """Every known format, in the order in which help texts list them."""
     # Imported here because the readers import this module.
-    from jaxguard.traces.readers import agentdojo, asb, native, openai_chat, records, stepshield
+    from jaxguard.traces.readers import agentdojo, asb, atif, native, openai_chat, records, stepshield
 
     return (
         native.READER,
         stepshield.READER,
         asb.READER,
         agentdojo.READER,
+        atif.READER,
         *records.READERS,
         openai_chat.READER,
     )

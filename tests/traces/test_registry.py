@@ -15,6 +15,10 @@ SAMPLES = {
         {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "messages": CHAT},
         {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "conversations": CHAT},
     ],
+    "atif": [
+        {"schema_version": "ATIF-v1.2", "agent": {"name": "a", "version": "1"}, "steps": []},
+        {"schema_version": "ATIF-v1.8", "trajectory_id": "t", "agent": {}, "steps": [{"step_id": 1}]},
+    ],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
 }
 
