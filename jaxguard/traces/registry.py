@@ -79,7 +79,7 @@ class Reader:
 def all_readers() -> tuple[Reader, ...]:
     """Every known format, in the order in which help texts list them."""
     # Imported here because the readers import this module.
-    from jaxguard.traces.readers import agentdojo, asb, atif, native, openai_chat, records, stepshield
+    from jaxguard.traces.readers import agentdojo, asb, atif, inspect_ai, native, openai_chat, records, stepshield
 
     return (
         native.READER,
@@ -87,6 +87,7 @@ def all_readers() -> tuple[Reader, ...]:
         asb.READER,
         agentdojo.READER,
         atif.READER,
+        *inspect_ai.READERS,
         *records.READERS,
         openai_chat.READER,
     )

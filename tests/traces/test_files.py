@@ -220,11 +220,22 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, name):
 
 
 def test_names_a_folder_walk_looks_at():
-    assert [name for name in ("a.jsonl", "A.JSON.GZ", "b.ndjson.gz", "c.csv", "README.md") if has_trace_name(name)] == [
+    assert [
+        name for name in ("a.jsonl", "A.JSON.GZ", "b.ndjson.gz", "d.eval", "c.csv", "README.md") if has_trace_name(name)
+    ] == [
         "a.jsonl",
         "A.JSON.GZ",
         "b.ndjson.gz",
+        "d.eval",
     ]
+
+
+def test_a_zip_archive_is_named_as_such(tmp_path):
+    """Its bytes are no lines; logs of Inspect AI are tested with their reader."""
+    data = b"PK\x03\x04" + bytes(100) + b"\n" * 5
+    for name, content in (("x.json", data), ("x.jsonl.gz", gzip.compress(data))):
+        (only,) = read_records(write(tmp_path, name, content))
+        assert only.reason.startswith("a zip archive, expected a log of Inspect AI named .eval")
 
 
 def test_a_line_that_holds_an_array_of_records_says_so(tmp_path):

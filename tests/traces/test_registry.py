@@ -19,6 +19,11 @@ SAMPLES = {
         {"schema_version": "ATIF-v1.2", "agent": {"name": "a", "version": "1"}, "steps": []},
         {"schema_version": "ATIF-v1.8", "trajectory_id": "t", "agent": {}, "steps": [{"step_id": 1}]},
     ],
+    "inspect_ai": [
+        {"version": 2, "status": "success", "eval": {"task": "t", "model": "m", "config": {}}, "samples": []},
+        {"status": "error", "eval": {"task": "t", "model": "m", "config": {}, "dataset": {}}, "plan": {}},
+    ],
+    "inspect_sample": [{"inspect_sample": {"id": 1, "messages": CHAT}, "inspect_log": {"task": "t"}}],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
 }
 
