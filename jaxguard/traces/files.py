@@ -34,7 +34,7 @@ MAX_RECORD_BYTES = 1 << 29
 MAX_DEPTH = 200
 """Deeper nesting is rejected, so that no later walk over a record can run out of stack."""
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".eval")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".eval", ".parquet")
 """File names (each may be followed by ``.gz``) that a folder walk looks into."""
 
 _BUFFER = 1 << 20
@@ -43,6 +43,7 @@ _STREAM_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BOM = b"\xef\xbb\xbf"
 _ZIP = b"PK\x03\x04"
+_PARQUET = (b"PAR1", b"PARE")  # the second where the footer is encrypted
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,11 @@ def read_records(path: Path) -> Iterator[Parsed | Broken]:
         head = raw.read(4)
         zipped = head.startswith(b"\x1f\x8b")
         raw.seek(0)
+        if head in _PARQUET:
+            from jaxguard.traces.parquet import read_rows
+
+            yield from read_rows(path)
+            return
         if head == _ZIP and path.name.lower().endswith(".eval"):
             from jaxguard.traces.eval_archive import read_samples
 
@@ -136,6 +142,8 @@ def _records(stream: Any, name: str) -> Iterator[Parsed | Broken]:
         return
     if head.startswith(_ZIP):
         yield Broken(0, "a zip archive, expected a log of Inspect AI named .eval, or the files that are in it")
+    elif head.startswith(_PARQUET):
+        yield Broken(0, "a Parquet file in gzip, expected it unzipped (its columns are compressed already)")
     elif _is_multiline(head.lstrip(), name):
         yield from _document(stream)
     else:
@@ -361,6 +369,20 @@ class _Parser:
         if "\\ud" in text or "\\uD" in text or (not text.isascii() and _SURROGATE.search(text)):
             value, self.surrogates, _ = clean_json(value)
         return value
+
+
+def decode_value(text: str) -> tuple[Any, int, int]:
+    """The value of a JSON text that stands inside a record, cleaned and counted as in :func:`clean_json`.
+
+    Raises:
+        ValueError: It is not JSON, nested too deeply, or has a key that stands twice in one object.
+    """
+    parser = _Parser()
+    try:
+        value = parser.clean(parser.decoder.decode(text), text)
+    except RecursionError as error:
+        raise ValueError(_reason(error)) from error
+    return value, parser.surrogates, parser.nonfinite
 
 
 def clean_json(value: Any) -> tuple[Any, int, int]:

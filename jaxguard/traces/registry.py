@@ -79,7 +79,17 @@ class Reader:
 def all_readers() -> tuple[Reader, ...]:
     """Every known format, in the order in which help texts list them."""
     # Imported here because the readers import this module.
-    from jaxguard.traces.readers import agentdojo, asb, atif, inspect_ai, native, openai_chat, records, stepshield
+    from jaxguard.traces.readers import (
+        agentdojo,
+        asb,
+        atif,
+        inspect_ai,
+        native,
+        openai_chat,
+        records,
+        sharegpt,
+        stepshield,
+    )
 
     return (
         native.READER,
@@ -90,6 +100,7 @@ def all_readers() -> tuple[Reader, ...]:
         *inspect_ai.READERS,
         *records.READERS,
         openai_chat.READER,
+        sharegpt.READER,
     )
 
 

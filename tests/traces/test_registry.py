@@ -24,6 +24,7 @@ SAMPLES = {
         {"status": "error", "eval": {"task": "t", "model": "m", "config": {}, "dataset": {}}, "plan": {}},
     ],
     "inspect_sample": [{"inspect_sample": {"id": 1, "messages": CHAT}, "inspect_log": {"task": "t"}}],
+    "sharegpt": [{"conversations": [{"from": "human", "value": "hi"}]}],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
 }
 
