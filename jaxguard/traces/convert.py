@@ -258,7 +258,9 @@ def _input_files(path: Path, out_dir: Path) -> tuple[list[Path], list[str]]:
             files.append(file)
     if not files:
         others = f"; not read: {', '.join(skipped[:5])}{', ...' if len(skipped) > 5 else ''}" if skipped else ""
-        raise ConvertError(f"{path}: no .jsonl, .ndjson or .json file (or .gz of one) to read in this folder{others}")
+        raise ConvertError(
+            f"{path}: no .jsonl, .ndjson or .json file (or .gz of one), .eval or .parquet to read in it{others}"
+        )
     return files, skipped
 
 
