@@ -1,4 +1,5 @@
-"""Files to records: JSON lines, one JSON object, or one JSON array of objects, each also gzip-compressed.
+"""Files to records: JSON lines, one JSON object, or one JSON array of objects, each also gzip-compressed; Parquet; the
+archives of Inspect AI.
 
 Everything streams: memory is a small multiple of the largest single record, whatever the file's size. What
 cannot be read becomes a :class:`Broken` with its place and reason, and reading goes on with the next line;
@@ -33,7 +34,7 @@ MAX_RECORD_BYTES = 1 << 29
 MAX_DEPTH = 200
 """Deeper nesting is rejected, so that no later walk over a record can run out of stack."""
 
-SUFFIXES = (".jsonl", ".ndjson", ".json")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".eval", ".parquet")
 """File names (each may be followed by ``.gz``) that a folder walk looks into."""
 
 _BUFFER = 1 << 20
@@ -41,6 +42,8 @@ _CHUNK = 1 << 17
 _STREAM_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BOM = b"\xef\xbb\xbf"
+_ZIP = b"PK\x03\x04"
+_PARQUET = (b"PAR1", b"PARE")  # the second where the footer is encrypted
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +89,26 @@ def load_json(path: Path) -> Any:
 def read_records(path: Path) -> Iterator[Parsed | Broken]:
     """The records of a file in order.
 
-    Gzip is recognised by its first bytes, not by the name. A bare list of chat messages (a line, or the whole
-    file) is one record, ``{"messages": [...]}``; a list that starts with a name is ``{"array": [...]}``.
+    Gzip and Parquet are recognised by their first bytes, not by the name. A bare list of chat messages (a line, or
+    the whole file) is one record, ``{"messages": [...]}``; a list that starts with a name is ``{"array": [...]}``.
 
     Raises:
         OSError: The file cannot be opened or the disk fails; broken content never raises.
     """
     with path.open("rb", buffering=_BUFFER) as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
+        head = raw.read(4)
+        zipped = head.startswith(b"\x1f\x8b")
         raw.seek(0)
+        if head in _PARQUET:
+            from jaxguard.traces.parquet import read_rows
+
+            yield from read_rows(path)
+            return
+        if head == _ZIP and path.name.lower().endswith(".eval"):
+            from jaxguard.traces.eval_archive import read_samples
+
+            yield from read_samples(path)
+            return
         if not zipped:
             yield from _records(raw, path.name)
             return
@@ -126,7 +140,11 @@ def _records(stream: Any, name: str) -> Iterator[Parsed | Broken]:
     except _STREAM_ERRORS as error:
         yield Broken(0, f"the gzip stream is broken at its start ({error})")
         return
-    if _is_multiline(head.lstrip(), name):
+    if head.startswith(_ZIP):
+        yield Broken(0, "a zip archive, expected a log of Inspect AI named .eval, or the files that are in it")
+    elif head.startswith(_PARQUET):
+        yield Broken(0, "a Parquet file in gzip, expected it unzipped (its columns are compressed already)")
+    elif _is_multiline(head.lstrip(), name):
         yield from _document(stream)
     else:
         yield from _lines(stream)
@@ -166,22 +184,23 @@ def _lines(stream: BinaryIO) -> Iterator[Parsed | Broken]:
         if line.isspace():
             continue
         if whole:
-            yield _parse_line(line, position, number)
+            yield parse_record(line, position, f"line {number}")
         else:
             yield Broken(position, f"line {number}: longer than {MAX_RECORD_BYTES} bytes")
         position += 1
 
 
-def _parse_line(line: bytes, position: int, number: int) -> Parsed | Broken:
-    text = _decode(line)
+def parse_record(data: bytes, position: int, where: str) -> Parsed | Broken:
+    """The record that one JSON text is; ``where`` it stands is named in the reason where it is none."""
+    text = _decode(data)
     parser = _Parser()
     try:
         value = parser.decoder.decode(text)
         return parser.record(value, position, text)
     except json.JSONDecodeError as error:
-        return Broken(position, f"line {number}: not JSON: {error.msg} at character {error.pos}")
+        return Broken(position, f"{where}: not JSON: {error.msg} at character {error.pos}")
     except (ValueError, RecursionError) as error:
-        return Broken(position, f"line {number}: {_reason(error)}")
+        return Broken(position, f"{where}: {_reason(error)}")
 
 
 def _document(stream: io.BufferedReader) -> Iterator[Parsed | Broken]:
@@ -350,6 +369,20 @@ class _Parser:
         if "\\ud" in text or "\\uD" in text or (not text.isascii() and _SURROGATE.search(text)):
             value, self.surrogates, _ = clean_json(value)
         return value
+
+
+def decode_value(text: str) -> tuple[Any, int, int]:
+    """The value of a JSON text that stands inside a record, cleaned and counted as in :func:`clean_json`.
+
+    Raises:
+        ValueError: It is not JSON, nested too deeply, or has a key that stands twice in one object.
+    """
+    parser = _Parser()
+    try:
+        value = parser.clean(parser.decoder.decode(text), text)
+    except RecursionError as error:
+        raise ValueError(_reason(error)) from error
+    return value, parser.surrogates, parser.nonfinite
 
 
 def clean_json(value: Any) -> tuple[Any, int, int]:

@@ -79,15 +79,28 @@ class Reader:
 def all_readers() -> tuple[Reader, ...]:
     """Every known format, in the order in which help texts list them."""
     # Imported here because the readers import this module.
-    from jaxguard.traces.readers import agentdojo, asb, native, openai_chat, records, stepshield
+    from jaxguard.traces.readers import (
+        agentdojo,
+        asb,
+        atif,
+        inspect_ai,
+        native,
+        openai_chat,
+        records,
+        sharegpt,
+        stepshield,
+    )
 
     return (
         native.READER,
         stepshield.READER,
         asb.READER,
         agentdojo.READER,
+        atif.READER,
+        *inspect_ai.READERS,
         *records.READERS,
         openai_chat.READER,
+        sharegpt.READER,
     )
 
 

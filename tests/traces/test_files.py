@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import tracemalloc
+import zipfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jaxguard.traces import files
@@ -220,11 +224,47 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, name):
 
 
 def test_names_a_folder_walk_looks_at():
-    assert [name for name in ("a.jsonl", "A.JSON.GZ", "b.ndjson.gz", "c.csv", "README.md") if has_trace_name(name)] == [
+    assert [
+        name
+        for name in ("a.jsonl", "A.JSON.GZ", "b.ndjson.gz", "d.eval", "e.parquet", "c.csv", "README.md")
+        if has_trace_name(name)
+    ] == [
         "a.jsonl",
         "A.JSON.GZ",
         "b.ndjson.gz",
+        "d.eval",
+        "e.parquet",
     ]
+
+
+def test_parquet_is_recognised_by_its_bytes(tmp_path):
+    """More of it in test_parquet.py."""
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"a": [1, None]}), buffer)
+    assert records(write(tmp_path, "x.jsonl", buffer.getvalue())) == [{"a": 1}, {"a": None}]
+    (only,) = read_records(write(tmp_path, "x.parquet.gz", gzip.compress(buffer.getvalue())))
+    assert only.reason.startswith("a Parquet file in gzip")
+
+
+def test_inspect_archives_are_recognised_by_bytes_and_name(tmp_path):
+    """More of it in test_inspect_ai.py."""
+    pytest.importorskip("inspect_ai.log")
+    path = tmp_path / "x.eval"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, text in enumerate(('{"id": 1}', '{"id": ', '{"id": 3, "x": "\\ud800"}'), start=1):
+            archive.writestr(f"samples/{number}_epoch_1.json", text)
+    first, second, third = read_records(path)
+    assert (first.record["inspect_sample"], first.position) == ({"id": 1}, 0)
+    assert second.reason.startswith("samples/2_epoch_1.json: not JSON")
+    assert (third.record["inspect_sample"]["id"], third.position, third.surrogates) == (3, 2, 1)
+
+
+def test_a_zip_archive_is_named_as_such(tmp_path):
+    """Its bytes are no lines; logs of Inspect AI are tested with their reader."""
+    data = b"PK\x03\x04" + bytes(100) + b"\n" * 5
+    for name, content in (("x.json", data), ("x.jsonl.gz", gzip.compress(data))):
+        (only,) = read_records(write(tmp_path, name, content))
+        assert only.reason.startswith("a zip archive, expected a log of Inspect AI named .eval")
 
 
 def test_a_line_that_holds_an_array_of_records_says_so(tmp_path):

@@ -15,6 +15,16 @@ SAMPLES = {
         {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "messages": CHAT},
         {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "conversations": CHAT},
     ],
+    "atif": [
+        {"schema_version": "ATIF-v1.2", "agent": {"name": "a", "version": "1"}, "steps": []},
+        {"schema_version": "ATIF-v1.8", "trajectory_id": "t", "agent": {}, "steps": [{"step_id": 1}]},
+    ],
+    "inspect_ai": [
+        {"version": 2, "status": "success", "eval": {"task": "t", "model": "m", "config": {}}, "samples": []},
+        {"status": "error", "eval": {"task": "t", "model": "m", "config": {}, "dataset": {}}, "plan": {}},
+    ],
+    "inspect_sample": [{"inspect_sample": {"id": 1, "messages": CHAT}, "inspect_log": {"task": "t"}}],
+    "sharegpt": [{"conversations": [{"from": "human", "value": "hi"}]}],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
 }
 
