@@ -15,6 +15,12 @@ SAMPLES = {
         {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "messages": CHAT},
         {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "conversations": CHAT},
     ],
+    "otel_genai": [
+        {"resourceSpans": [{"scopeSpans": [{"spans": []}]}]},
+        {"trace": {"resourceSpans": []}},
+        {"batches": [{"instrumentationLibrarySpans": []}]},
+        {"data": [{"traceID": "a1", "spans": [], "processes": {}}]},
+    ],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
 }
 
@@ -29,6 +35,7 @@ def test_detection(name, record):
 @pytest.mark.parametrize(
     "record",
     [{}, {"a": 1}, {"messages": []}, {"messages": ["text"]}, {"messages": None}, {"output": "text"}, {"traj": [{}]},
+     {"resourceSpans": {}}, {"trace": []}, {"trace": {"resourceSpans": 1}}, {"batches": [1]}, {"data": [{"spans": []}]},
      {"messages": [{"role": ["user"]}]}, {"suite_name": 1, "user_task_id": 2, "pipeline_name": 3, "messages": "x"}],
 )  # fmt: skip
 def test_nothing_is_recognised_and_no_matcher_raises(record):
