@@ -411,6 +411,59 @@ def test_parts_of_other_notations():
     assert made.final_observation == "ok"
 
 
+def test_vercel():
+    def told(calls):
+        made = [
+            {"toolCallType": "function", "toolCallId": i, "toolName": n, "args": json.dumps(a)} for i, n, a in calls
+        ]
+        return {"ai.response.toolCalls": json.dumps(made)} if made else {}
+
+    used = {"type": "tool-call", "toolCallId": "v", "toolName": "go", "input": {"a": 1}}
+    output = {"type": "text", "value": "gone"}
+    history = [
+        {"role": "user", "content": [{"type": "text", "text": "Go."}]},
+        {"role": "assistant", "content": [used]},
+        {"role": "tool", "content": [{"type": "tool-result", "toolCallId": "v", "toolName": "go", "output": output}]},
+    ]
+    call = told([("v", "go", {"a": 1})])
+    spans = [
+        span("a", "", 0, 99, {"ai.prompt": '{"prompt": "Go."}', "ai.response.text": "Done."}),
+        span("b", "a", 1, 5, {"ai.prompt.messages": json.dumps(history[:1]), **call}),
+        span("c", "a", 6, 7, {"ai.toolCall.name": "go", "ai.toolCall.id": "v", "ai.toolCall.args": '{"a": 1}'}),
+        span("d", "a", 8, 9, {"ai.prompt.messages": json.dumps(history), "ai.response.text": "Done."}),
+    ]
+    made = read(spans)
+    assert steps_of(made) == [("go", {"a": 1}, "", False, False)]
+    assert (made.final_observation, made.metadata["final_reply"]) == ("gone", "Done.")
+
+
+def test_a_model_that_is_given_a_text():
+    kind = {"openinference.span.kind": "LLM", "input.value": "Go."}
+    made = read([span("a", "", 0, 1, kind | {"output.value": "Gone."})])
+    assert (made.instruction, made.metadata["final_reply"]) == ("Go.", "Gone.")
+    answer = json.dumps({"choices": [{"message": {"tool_calls": [{"id": "x"}]}}]})
+    with pytest.raises(RecordError, match=r"a call in output\.value and none in llm\.output_messages"):
+        read([span("a", "", 0, 1, kind | {"output.value": answer})])
+    told = openinference(ASK, [DONE]) | {"output.value": answer}
+    with pytest.raises(RecordError, match=r"a call in output\.value and none in llm\.output_messages"):
+        read([span("a", "", 0, 1, told)])
+    assert len(read([span("a", "", 0, 1, openinference(ASK, [PLAN]) | {"output.value": answer})]).steps) == 2
+
+
+def test_conversations_with_the_same_examples_stay_apart():
+    example = [("user", "Say hi."), ("assistant", "hi", [])]
+    asked = [[*example, ("user", f"Item {i}?")] for i in range(2)]
+    look = [("assistant", "", [(f"e{i}", "look", {})]) for i in range(2)]
+    spans = [span(f"s{i}", "", 10 * i, 10 * i + 1, semconv(asked[i], [look[i]])) for i in range(2)]
+    spans += [
+        span(f"r{i}", "", 50 + i, 60, semconv([*asked[i], look[i], ("tool", f"e{i}", f"saw {i}")], [DONE]))
+        for i in range(2)
+    ]
+    made = read_all([resource_spans(spans)])
+    assert [len(m.steps) for m in made] == [1, 1]
+    assert [m.final_observation for m in made] == ["saw 0", "saw 1"]
+
+
 def test_what_is_private_stays_private():
     parts = [
         {"type": "reasoning", "content": "secret"},
@@ -491,6 +544,38 @@ def test_a_span_that_stands_twice():
     assert steps_of(twice) == TRIP_STEPS
     with pytest.raises(RecordError, match="span id 'a1' stands twice with different contents"):
         read([*trip(), span("a1", "", 0, 1, {})])
+
+
+def test_a_file_with_other_records(tmp_path):
+    file = tmp_path / "export.jsonl"
+    records = [{"resourceMetrics": []}, *(resource_spans([s]) for s in trip()), {"resourceLogs": []}]
+    file.write_text("\n".join(json.dumps(r) for r in records))
+    outcomes = list(read_file(file, Companions(tmp_path)))
+    assert [o.reason.split(",")[0] for o in outcomes if o.reason] == [
+        "record 0: no spans in it (fields: resourceMetrics)",
+        "record 8: no spans in it (fields: resourceLogs)",
+    ]
+    (made,) = [t for o in outcomes for t in o.trajectories]
+    assert steps_of(made) == TRIP_STEPS
+
+
+def test_parallel_answers_of_one_turn_and_agents_that_hand_over():
+    choice = [PLAN, ("assistant", "", [("c4", "wait", {})])]
+    made = read([span("a", "", 0, 1, semconv(ASK, choice))])
+    assert [(s.tool, s.parallel, s.unobserved) for s in made.steps] == [
+        ("find", False, True), ("weather", True, True), ("wait", False, True)
+    ]  # fmt: skip
+    move = ("assistant", "", [("h", "transfer", {"to": "b"})])
+    spans = [
+        span("a", "", 0, 50, {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "desk"}),
+        span("b", "a", 1, 40, adk(ASK, [move])),
+        tool_span("c", "b", 5, 6, "transfer", "h", {"to": "b"}, "ok"),
+        span("d", "b", 7, 39, {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "rail"}),
+        span("e", "d", 8, 9, adk([("system", "Rails."), ("user", "[desk] called transfer"), ASK[1]], [BOOK])),
+    ]
+    first, second = read_all([resource_spans(spans)])
+    assert ([s.tool for s in first.steps], first.metadata["agent"]) == (["transfer"], "desk")
+    assert ([s.tool for s in second.steps], second.metadata["agent"]) == (["book"], "rail")
 
 
 JUNK = [None, 7, "x", "[{", [], {}, [None], {"a": None}, True]

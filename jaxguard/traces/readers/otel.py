@@ -6,8 +6,8 @@ one step:
 
 - Of nested model spans the innermost with an answer is read; a tool's or an agent's span between them ends the nesting
   (a call inside it is another one). What outer spans hold is compared: a call that is nowhere else is a reject.
-- Spans are read by start. An input continues a conversation of the file when it holds words or calls of its assistant
-  and the same first user text, or, below the same agent, the same first user text; else it opens a new conversation.
+- Spans are read by start. An input continues a conversation of the file when it holds an answer of it and the same
+  first words of the user, or, below the same agent, the same words of system and user; else it opens a new one.
   So a trace with several agents gives several trajectories, and a chat of one trace a turn gives one.
 - Of an input, what the conversation does not hold yet is added at the span's start; the answer after it.
 - A tool's span is matched to a proposed call by id, by tool and arguments, or by tool, and answers it where no later

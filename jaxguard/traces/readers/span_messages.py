@@ -2,8 +2,8 @@
 
 A span of a model's call repeats what the model was given and what it answered, in one or several notations:
 ``gen_ai.input.messages`` (JSON with parts), ``llm.input_messages.0.message.role`` (OpenInference, an attribute for each
-leaf), ``gen_ai.prompt.0.role`` (OpenLLMetry, likewise), events (``gen_ai.user.message``, ``gen_ai.choice``), and Google
-ADK's ``gcp.vertex.agent.llm_request``.
+leaf), ``gen_ai.prompt.0.role`` (OpenLLMetry), events (``gen_ai.user.message``, ``gen_ai.choice``), Google ADK's
+``gcp.vertex.agent.llm_request`` and Vercel's ``ai.prompt.messages``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jaxguard.traces.registry import RecordError
 
 _MAX_KEY_LEVELS = 16
 _EVENT_ROLE = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
+_CALL_IN_A_TEXT = re.compile(r'"(?:tool_calls|function_call|functionCall)"\s*:\s*(?:\[\s*)?\{|"tool_use"')
 _DETAILS = "gen_ai.client.inference.operation.details"
 
 
@@ -77,6 +78,33 @@ def _notations(attributes: Mapping[str, Any], span: Span) -> Iterator[tuple[Iter
         chat([answer] if answer else [], "assistant", f"{at}: llm_response.content"),
     )
     yield chat(_messages(attributes, "pydantic_ai.all_messages", at), "user", f"{at}: pydantic_ai.all_messages"), ()
+    yield from _vercel(attributes, at)
+    yield from _plain(attributes, at)
+
+
+def _vercel(attributes: Mapping[str, Any], at: str) -> Iterator[tuple[Iterable[Message], Iterable[Message]]]:
+    text, calls = attributes.get("ai.response.text"), _json(attributes, "ai.response.toolCalls", at)
+    answer = [{"role": "assistant", "content": text, "tool_calls": calls}] if text or calls else []
+    given = _messages(attributes, "ai.prompt.messages", at)
+    yield chat(given, "user", f"{at}: ai.prompt.messages"), chat(answer, "assistant", f"{at}: ai.response")
+
+
+def _plain(attributes: Mapping[str, Any], at: str) -> Iterator[tuple[Iterable[Message], Iterable[Message]]]:
+    """OpenInference's span of a model that was given a text and no messages."""
+    if str(attributes.get("openinference.span.kind")).upper() != "LLM":
+        return
+    given, answered = (attributes.get(f"{side}.value") for side in ("input", "output"))
+    answers = [name for name in attributes if name.startswith("llm.output_messages")]
+    if not any("call" in name or "contents" in name for name in answers) and _CALL_IN_A_TEXT.search(str(answered)):
+        raise RecordError(f"{at}: a call in output.value and none in llm.output_messages, where calls are read")
+    if answers:
+        return
+    sides = [
+        [value] if isinstance(value, str) and value and parsed(value) is value else [] for value in (given, answered)
+    ]
+    if any(name.startswith("llm.input_messages") for name in attributes):
+        sides[0] = []
+    yield chat(sides[0], "user", f"{at}: input.value"), chat(sides[1], "assistant", f"{at}: output.value")
 
 
 def _adk_content(given: Any, role: str) -> Any:
@@ -92,7 +120,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _events(span: Span, attributes: Mapping[str, Any], at: str) -> Iterator[tuple[list[Message], list[Message]]]:
-    logged = [own for own in _listed(_json(attributes, "events", at)) if isinstance(own, dict)]
+    own_events = _json(attributes, "events", at) if "event.name" in str(attributes.get("events", "")) else None
+    logged = [own for own in _listed(own_events) if isinstance(own, dict)]
     events = [*span.events, *((str(own.get("event.name")), own) for own in logged)]
     given: list[Any] = []
     answered: list[Any] = []

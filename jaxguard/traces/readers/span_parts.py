@@ -136,7 +136,10 @@ def _part(part: Any, at: str) -> tuple[str, Any]:
         return "call", _call(nested if isinstance(nested, dict) and "name" not in body else body, at)
     if kind in _RESULT_KINDS:
         own = next((body[name] for name in _IDS if body.get(name)), None)
-        return "result", _result(own, body.get("name"), next((body[n] for n in _RESULTS if body.get(n)), None))
+        value = next((body[n] for n in _RESULTS if body.get(n)), None)
+        if isinstance(value, dict) and value.keys() == {"type", "value"}:
+            value = value["value"]
+        return "result", _result(own, body.get("name") or body.get("toolName"), value)
     if kind in _THOUGHT_KINDS or part.get("thought") is True:
         texts = (part.get("content"), part.get("text"), part.get("thinking"), body.get("reasoningText"))
         text = next((text for text in texts if text), "")

@@ -216,7 +216,8 @@ class Threads:
         first, told, session = _opening(turn)
         self._index[trace.id, turn.scope, "opening", first, told] = thread
         self._index[trace.id, turn.scope, "last"] = thread
-        for message in (*turn.given, *turn.answered):
+        # What only stands in inputs may be an example that many conversations are given.
+        for message in turn.answered or turn.given:
             for key in _linking(message):
                 self._index[trace.id, first, key] = thread
                 self._index[trace.id, turn.scope, "any", key] = thread
@@ -244,10 +245,10 @@ def _overlap(one: Run, other: Run) -> bool:
 
 
 def _opening(turn: Turn) -> tuple[str, str, str]:
-    """First words of the user, all of the system, and the session: what tells conversations apart."""
-    first = next((_text(message) for message in turn.given if message["role"] == "user" and _text(message)), "")
-    told = "\n".join(_text(message) for message in turn.given if message["role"] == "system")
-    return first, told, short(turn.span, *_SESSIONS)
+    """First words of the user, the system's with the user's last, and the session: what tells conversations apart."""
+    asked = [text for message in turn.given if message["role"] == "user" and (text := _text(message))]
+    told = [_text(message) for message in turn.given if message["role"] == "system"]
+    return asked[0] if asked else "", "\n".join([*told, *asked[-1:]]), short(turn.span, *_SESSIONS)
 
 
 def _linking(message: Message) -> list[tuple[str, ...]]:

@@ -14,17 +14,19 @@ from jaxguard.traces.readers.spans import Span
 
 _MODEL_OPERATIONS = {"chat", "generate_content", "text_completion"}
 _AGENT_OPERATIONS = {"invoke_agent", "create_agent", "invoke_workflow"}
-# Named by the conventions, or by one library: Google ADK, pydantic-ai, OpenInference, OpenLLMetry.
+# Named by the conventions, or by one library: Google ADK, pydantic-ai, OpenInference, Vercel, OpenLLMetry.
 _GIVEN = (
     "gen_ai.tool.call.arguments", "gcp.vertex.agent.tool_call_args", "tool_arguments", "tool_call.function.arguments",
+    "ai.toolCall.args",
     "input.value", "tool.parameters", "traceloop.entity.input",
 )  # fmt: skip
 _ANSWERED = (
-    "gen_ai.tool.call.result", "gcp.vertex.agent.tool_response", "tool_response", "output.value",
+    "gen_ai.tool.call.result", "gcp.vertex.agent.tool_response", "tool_response", "ai.toolCall.result", "output.value",
     "traceloop.entity.output",
 )  # fmt: skip
-_NAMES = ("gen_ai.tool.name", "tool.name", "tool_call.function.name", "traceloop.entity.name")
-_IDS = ("gen_ai.tool.call.id", "gen_ai.tool_call_id", "tool_call.id", "tool.call_id")
+_NAMES = ("gen_ai.tool.name", "tool.name", "tool_call.function.name", "ai.toolCall.name", "traceloop.entity.name")
+_IDS = ("gen_ai.tool.call.id", "gen_ai.tool_call_id", "tool_call.id", "ai.toolCall.id")
+_OF_A_TOOL = ("gen_ai.tool.name", "gcp.vertex.agent.tool_call_args", "ai.toolCall.name")
 _MERGED = "(merged tools)"
 """Google ADK repeats the results of parallel calls in one more span of this tool name."""
 
@@ -40,7 +42,7 @@ def kind_of(span: Span) -> str:
         return ""
     if "tool" in (inference, loop) or operation == "execute_tool" or own.get("mcp.method.name") == "tools/call":
         return "tool"
-    if not operation and not inference and ("gen_ai.tool.name" in own or "gcp.vertex.agent.tool_call_args" in own):
+    if not operation and not inference and any(name in own for name in _OF_A_TOOL):
         return "tool"
     if inference == "agent" or operation in _AGENT_OPERATIONS or loop in ("agent", "workflow"):
         return "agent"
