@@ -578,6 +578,20 @@ def test_parallel_answers_of_one_turn_and_agents_that_hand_over():
     assert ([s.tool for s in second.steps], second.metadata["agent"]) == (["book"], "rail")
 
 
+def test_two_agents_that_make_the_same_call_get_their_own_results():
+    bare = ("assistant", "", [(None, "look", {})])
+    spans = []
+    for i, own in enumerate("pq"):
+        agent = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": own}
+        spans += [
+            span(f"{own}0", "", i, 99, agent),
+            span(f"{own}1", f"{own}0", 2 + i, 5, semconv([("user", f"Look, {own}.")], [bare])),
+            tool_span(f"{own}2", f"{own}0", 20 - i, 30, "look", None, {}, f"saw {own}"),
+        ]
+    made = read_all([resource_spans(spans)])
+    assert [(m.metadata["agent"], m.final_observation) for m in made] == [("p", "saw p"), ("q", "saw q")]
+
+
 JUNK = [None, 7, "x", "[{", [], {}, [None], {"a": None}, True]
 
 
@@ -604,7 +618,7 @@ def test_no_junk_anywhere_raises_anything_else(notation):
                 node[key] = kept
 
 
-# Counted in the raw JSON: execute_tool spans (one of helm_list_releases each in two files, none in the third, whose
+# Counted in the raw JSON with grep: "execute_tool" spans (one each in two files, none in the third, whose
 # model answers in words), which equal the tool_calls of all gen_ai.completion attributes.
 SAMPLE_STEPS = {"helm.json": [1], "k8s.json": [0], "tempo_export_with_batches.json": [1]}
 

@@ -29,6 +29,7 @@ class Call:
     key: str
     since: float
     entry: int
+    scope: str
     run: Run | None = None
     answered: bool = False
 
@@ -47,10 +48,10 @@ class Thread:
     _calls: list[Call] = field(default_factory=list)
     _unproposed: list[Run] = field(default_factory=list)
 
-    def add(self, message: Message, when: int, since: float) -> list[Call]:
+    def add(self, message: Message, when: int, since: float, scope: str = "") -> list[Call]:
         """A message that is new; the calls in it."""
         own = calls_of(message)
-        calls = [Call(self, given, tool, key, since, len(self._messages)) for given, tool, key in own]
+        calls = [Call(self, given, tool, key, since, len(self._messages), scope) for given, tool, key in own]
         self._messages.append(message)
         self._whens.append(max(when, self._whens[-1] if self._whens else when))
         self._held.update(key for call in own for key in _call_keys(*call))
@@ -68,9 +69,8 @@ class Thread:
                      if self._is_new(seen, *parts)]  # fmt: skip
             if fresh:
                 whole = len(fresh) == len(own)
-                yield from self.add(
-                    {**message, "tool_calls": fresh, **({} if whole else {"content": ""})}, when, -math.inf
-                )
+                shown = {**message, "tool_calls": fresh, **({} if whole else {"content": ""})}
+                yield from self.add(shown, when, -math.inf, turn.scope)
             elif not own:
                 key = _text_key(message)
                 seen[key] += 1
@@ -79,7 +79,7 @@ class Thread:
             else:
                 seen[_text_key(message)] += 1
         for message in turn.answered:
-            yield from self.add(message, when, when)
+            yield from self.add(message, when, when, turn.scope)
 
     def _is_new(self, seen: Counter[Hashable], given: str, tool: str, key: str) -> bool:
         by_id, idless, by_key = ("id", given, tool), ("idless", key), ("call", key)
@@ -180,7 +180,7 @@ class Threads:
             self._remember(thread, turn, found)
             opened.setdefault(turn.scope, []).append((turn.span.start, thread))
             touched.add(id(thread))
-        left = _match(found.runs, calls)
+        left = _match(found.runs, calls, found.scopes)
         for call in calls:
             if call.id:
                 self._calls[call.id, call.tool] = call
@@ -261,27 +261,37 @@ def _linking(message: Message) -> list[tuple[str, ...]]:
     return [*keys, ("said", _text(message))] if _text(message) else keys
 
 
-def _match(runs: Iterable[Run], calls: Iterable[Call]) -> list[Run]:
+# A run may be that of a call of the same id, of the same tool and arguments, or of the same tool; own agent's first.
+_LEVELS = ("id", "key in scope", "key", "tool in scope", "tool")
+
+
+def _match(runs: Iterable[Run], calls: Iterable[Call], scopes: Mapping[str, str]) -> list[Run]:
     """Gives each call its run; the runs that none proposed."""
     waiting: dict[Hashable, deque[Call]] = {}
     for call in calls:
         waiting.setdefault(("id", call.id), deque()).append(call)
         # A run with an id may still be that of a call without one.
         for side in ("",) if call.id else ("", "idless"):
-            waiting.setdefault(("key", side, call.key), deque()).append(call)
-            waiting.setdefault(("tool", side, call.tool), deque()).append(call)
+            for level in _LEVELS[1:]:
+                waiting.setdefault(_place(level, side, call.scope, call.tool, call.key), deque()).append(call)
     left = list(runs)
-    for level in ("id", "key", "tool"):
+    for level in _LEVELS:
         still: list[Run] = []
         for run in left:
-            queue = waiting.get(_place(level, run, waiting), deque())
+            place: Hashable = ("id", run.id or None)
+            if level != "id":
+                # An id that a call has names that call and no other.
+                named = bool(run.id) and ("id", run.id) in waiting
+                side = "idless" if run.id else ""
+                place = None if named else _place(level, side, scopes[run.span.id], run.tool, run.key)
+            queue = waiting.get(place, deque())
             while queue and queue[0].run is not None:
                 queue.popleft()
             # The clocks of two services may differ; an id does not.
             if queue and (level == "id" or queue[0].since <= run.span.end):
                 call = queue.popleft()
                 call.run = run
-                if level == "tool" and run.arguments is not None:
+                if level.startswith("tool") and run.arguments is not None:
                     call.thread.note("runs_with_other_arguments")
             else:
                 still.append(run)
@@ -289,10 +299,5 @@ def _match(runs: Iterable[Run], calls: Iterable[Call]) -> list[Run]:
     return left
 
 
-def _place(level: str, run: Run, waiting: Mapping[Hashable, object]) -> Hashable:
-    """Where the calls wait that a run can be the run of; ``None`` where there are none."""
-    if level == "id":
-        return ("id", run.id) if run.id else None
-    if run.id and ("id", run.id) in waiting:
-        return None
-    return (level, "idless" if run.id else "", run.key if level == "key" else run.tool)
+def _place(level: str, side: str, scope: str, tool: str, key: str) -> Hashable:
+    return (level, side, key if level.startswith("key") else tool, scope if level.endswith("scope") else "")
