@@ -86,6 +86,7 @@ def all_readers() -> tuple[Reader, ...]:
         inspect_ai,
         native,
         openai_chat,
+        otel,
         records,
         sharegpt,
         stepshield,
@@ -101,6 +102,7 @@ def all_readers() -> tuple[Reader, ...]:
         *records.READERS,
         openai_chat.READER,
         sharegpt.READER,
+        otel.READER,
     )
 
 

@@ -25,6 +25,12 @@ SAMPLES = {
     ],
     "inspect_sample": [{"inspect_sample": {"id": 1, "messages": CHAT}, "inspect_log": {"task": "t"}}],
     "sharegpt": [{"conversations": [{"from": "human", "value": "hi"}]}],
+    "otel_genai": [
+        {"resourceSpans": [{"scopeSpans": [{"spans": []}]}]},
+        {"trace": {"resourceSpans": []}},
+        {"batches": [{"instrumentationLibrarySpans": []}]},
+        {"data": [{"traceID": "a1", "spans": [], "processes": {}}]},
+    ],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
 }
 
@@ -39,6 +45,7 @@ def test_detection(name, record):
 @pytest.mark.parametrize(
     "record",
     [{}, {"a": 1}, {"messages": []}, {"messages": ["text"]}, {"messages": None}, {"output": "text"}, {"traj": [{}]},
+     {"resourceSpans": {}}, {"trace": []}, {"trace": {"resourceSpans": 1}}, {"batches": [1]}, {"data": [{"spans": []}]},
      {"messages": [{"role": ["user"]}]}, {"suite_name": 1, "user_task_id": 2, "pipeline_name": 3, "messages": "x"}],
 )  # fmt: skip
 def test_nothing_is_recognised_and_no_matcher_raises(record):
