@@ -79,7 +79,7 @@ class Reader:
 def all_readers() -> tuple[Reader, ...]:
     """Every known format, in the order in which help texts list them."""
     # Imported here because the readers import this module.
-    from jaxguard.traces.readers import agentdojo, asb, native, openai_chat, records, stepshield
+    from jaxguard.traces.readers import agentdojo, asb, claude_code, native, openai_chat, records, stepshield
 
     return (
         native.READER,
@@ -88,6 +88,7 @@ def all_readers() -> tuple[Reader, ...]:
         agentdojo.READER,
         *records.READERS,
         openai_chat.READER,
+        claude_code.READER,
     )
 
 

@@ -16,6 +16,10 @@ SAMPLES = {
         {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "conversations": CHAT},
     ],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
+    "claude_code": [
+        {"type": "user", "parentUuid": None, "sessionId": "s", "uuid": "u", "message": CHAT[0]},
+        {"type": "assistant", "session_id": "s", "message": {"role": "assistant", "content": []}},
+    ],
 }
 
 
