@@ -79,7 +79,17 @@ class Reader:
 def all_readers() -> tuple[Reader, ...]:
     """Every known format, in the order in which help texts list them."""
     # Imported here because the readers import this module.
-    from jaxguard.traces.readers import agentdojo, asb, claude_code, native, openai_chat, records, stepshield
+    from jaxguard.traces.readers import (
+        agentdojo,
+        asb,
+        claude_code,
+        codex,
+        native,
+        openai_chat,
+        openai_responses,
+        records,
+        stepshield,
+    )
 
     return (
         native.READER,
@@ -88,7 +98,9 @@ def all_readers() -> tuple[Reader, ...]:
         agentdojo.READER,
         *records.READERS,
         openai_chat.READER,
+        openai_responses.READER,
         claude_code.READER,
+        codex.READER,
     )
 
 

@@ -16,6 +16,18 @@ SAMPLES = {
         {"suite_name": "bank", "pipeline_name": "m", "user_task_id": "user_task_0", "conversations": CHAT},
     ],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
+    "openai_responses": [
+        {"object": "response", "id": "r", "output": [{"type": "message", "role": "assistant", "content": []}]},
+        {"request": {"input": "hi"}, "response": {"object": "response", "output": []}},
+        {"messages": [CHAT[0], {"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"}]},
+        {"input": "hi", "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text"}]}]},
+    ],
+    "codex": [
+        {"type": "session_meta", "payload": {"id": "s"}},
+        {"type": "response_item", "payload": {"type": "message", "role": "user", "content": []}},
+        {"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"},
+        {"session": {"id": "s"}, "items": [{"type": "message", "role": "user", "content": [{"type": "input_text"}]}]},
+    ],
     "claude_code": [
         {"type": "user", "parentUuid": None, "sessionId": "s", "uuid": "u", "message": CHAT[0]},
         {"type": "assistant", "session_id": "s", "message": {"role": "assistant", "content": []}},

@@ -58,7 +58,7 @@ def _split(records: Sequence[Record]) -> Iterable[Record]:
         if kind not in _SPEAKERS and not is_shown(line):
             unread.append(line)
             continue
-        if own in seen and seen[own] == line.get("message"):
+        if own and own in seen and seen[own] == line.get("message"):
             continue  # a resumed session repeats its history
         seen[own] = line.get("message")
         for call, _, given in calls_in(line.get("message")):
@@ -68,7 +68,7 @@ def _split(records: Sequence[Record]) -> Iterable[Record]:
         part.setdefault("lines", []).append(line)
     for line in unread:
         for call, tool, _ in calls_in(line):
-            if call not in called:
+            if not call or call not in called:
                 raise RecordError(f"a {line.get('type')!r} line holds a call of {tool!r} that no message has")
     return [{**part, "task": tasks.get(part["agent"], "")} for part in parts.values()]
 

@@ -64,7 +64,23 @@ def chat_messages(lines: Sequence[Record], task: str) -> list[dict[str, Any]]:
     Raises:
         RecordError: A line has not the shape of one.
     """
-    return _ordered(list(_each_message(lines)), task)
+    return [part for message in _ordered(list(_each_message(lines)), task) for part in _words_first(message)]
+
+
+def _words_first(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A message in several where words come after a call: they are no part of what was said with it."""
+    blocks = message.get("content")
+    if message["role"] != "assistant" or not isinstance(blocks, list):
+        yield message
+        return
+    start, called = 0, False
+    for index, block in enumerate(blocks):
+        is_call = isinstance(block, dict) and block.get("type") == "tool_use"
+        if called and not is_call:
+            yield {**message, "content": blocks[start:index]}
+            start = index
+        called = is_call
+    yield {**message, "content": blocks[start:]}
 
 
 def _each_message(lines: Sequence[Record]) -> Iterator[tuple[dict[str, Any], bool]]:
