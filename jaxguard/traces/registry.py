@@ -84,6 +84,8 @@ def all_readers() -> tuple[Reader, ...]:
         asb,
         claude_code,
         codex,
+        managed_agents,
+        mcp,
         native,
         openai_chat,
         openai_responses,
@@ -101,6 +103,8 @@ def all_readers() -> tuple[Reader, ...]:
         openai_responses.READER,
         claude_code.READER,
         codex.READER,
+        managed_agents.READER,
+        mcp.READER,
     )
 
 
