@@ -174,6 +174,7 @@ def test_responses_without_requests_have_the_instructions_or_a_reason(tmp_path: 
         (response("r", input="Go.") | {"output": [None]}, "got None, expected an object"),
         (response("r", input="Go.", extra={"deep": [call("z")]}), "stands beside the items"),
         (response("r", {**call("a"), "name": ["x"]}, input="Go."), "as the function's name"),
+        (response("r", {"type": "message", "content": "x"}, input="Go."), "role: got NoneType None"),
         (response(["r"], {"type": ["x"]}, input="Go."), "is not read"),  # type: ignore[arg-type]
     ],
 )

@@ -41,9 +41,9 @@ def _split(records: Sequence[Record]) -> Iterable[Record]:
         server = record.get("server")
         if isinstance(server, dict) and not _matches(record):
             parts[-1]["server"] = server  # the recorder's summary
-        held = record.get("msg") if "dir" in record else record
+        held = record.get("msg", record)
         for message in held if isinstance(held, list) else [held]:
-            if not isinstance(message, dict) or ("jsonrpc" not in message and "dir" not in record):
+            if not isinstance(message, dict) or not ("msg" in record or {"jsonrpc", "method"} & message.keys()):
                 continue
             if message.get("method") == "initialize":
                 if begun:

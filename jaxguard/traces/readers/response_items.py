@@ -173,7 +173,7 @@ def item_messages(items: Sequence[object], where: str) -> list[dict[str, Any]]:
                     made.append(_result(own, result))
         elif kind not in _QUIET:
             raise RecordError(f"{at}.type: {kind!r} is not read, expected a message, reasoning, call or its output")
-    return [m for m in made if m["role"] != "assistant" or m.get("tool_calls") or m.get("content")]
+    return [m for m in made if m.get("role") != "assistant" or m.get("tool_calls") or m.get("content")]
 
 
 def _start(made: list[dict[str, Any]]) -> dict[str, Any]:
