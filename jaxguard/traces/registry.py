@@ -83,9 +83,14 @@ def all_readers() -> tuple[Reader, ...]:
         agentdojo,
         asb,
         atif,
+        claude_code,
+        codex,
         inspect_ai,
+        managed_agents,
+        mcp,
         native,
         openai_chat,
+        openai_responses,
         otel,
         records,
         sharegpt,
@@ -103,6 +108,11 @@ def all_readers() -> tuple[Reader, ...]:
         openai_chat.READER,
         sharegpt.READER,
         otel.READER,
+        openai_responses.READER,
+        claude_code.READER,
+        codex.READER,
+        managed_agents.READER,
+        mcp.READER,
     )
 
 

@@ -32,6 +32,32 @@ SAMPLES = {
         {"data": [{"traceID": "a1", "spans": [], "processes": {}}]},
     ],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
+    "openai_responses": [
+        {"object": "response", "id": "r", "output": [{"type": "message", "role": "assistant", "content": []}]},
+        {"request": {"input": "hi"}, "response": {"object": "response", "output": []}},
+        {"messages": [CHAT[0], {"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"}]},
+        {"input": "hi", "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text"}]}]},
+    ],
+    "codex": [
+        {"type": "session_meta", "payload": {"id": "s"}},
+        {"type": "response_item", "payload": {"type": "message", "role": "user", "content": []}},
+        {"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"},
+        {"session": {"id": "s"}, "items": [{"type": "message", "role": "user", "content": [{"type": "input_text"}]}]},
+    ],
+    "managed_agents": [
+        {"array": ["client.beta.sessions.create", {"type": "session", "id": "s"}]},
+        {"type": "user.message", "content": [{"type": "text", "text": "hi"}], "id": "e"},
+        {"data": [{"type": "agent.tool_use", "name": "f", "input": {}}], "has_more": False},
+    ],
+    "mcp": [
+        {"seq": 0, "dir": "c2s", "msg": {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "f"}}},
+        {"dir": "s2c", "msg": [{"jsonrpc": "2.0", "id": 1, "result": {}}]},
+        {"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}},
+    ],
+    "claude_code": [
+        {"type": "user", "parentUuid": None, "sessionId": "s", "uuid": "u", "message": CHAT[0]},
+        {"type": "assistant", "session_id": "s", "message": {"role": "assistant", "content": []}},
+    ],
 }
 
 

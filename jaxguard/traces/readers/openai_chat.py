@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxguard.traces.readers.calls import read_conversation, refuse_calls_beside
+from jaxguard.traces.readers.response_items import is_item
 from jaxguard.traces.registry import Context, Reader, Record, RecordError
 from jaxguard.types import Trajectory
 
@@ -32,7 +33,10 @@ def _message_field(record: Record) -> str | None:
 
 
 def _matches(record: Record) -> bool:
-    return _message_field(record) is not None and not any(keys <= record.keys() for keys in _OTHER_FORMATS)
+    name = _message_field(record)
+    if name is None or any(keys <= record.keys() for keys in _OTHER_FORMATS):
+        return False
+    return record.get("object") != "response" and not any(is_item(message) for message in record[name])
 
 
 def _read(record: Record, context: Context) -> Iterable[Trajectory]:
