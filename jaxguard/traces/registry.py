@@ -79,7 +79,7 @@ class Reader:
 def all_readers() -> tuple[Reader, ...]:
     """Every known format, in the order in which help texts list them."""
     # Imported here because the readers import this module.
-    from jaxguard.traces.readers import agentdojo, asb, native, openai_chat, records, stepshield
+    from jaxguard.traces.readers import agentdojo, asb, langfuse, langsmith, native, openai_chat, records, stepshield
 
     return (
         native.READER,
@@ -87,6 +87,8 @@ def all_readers() -> tuple[Reader, ...]:
         asb.READER,
         agentdojo.READER,
         *records.READERS,
+        langfuse.READER,
+        langsmith.READER,
         openai_chat.READER,
     )
 
