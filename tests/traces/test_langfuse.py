@@ -255,6 +255,9 @@ def test_a_conversation_without_calls_is_kept():
         ([obs("GENERATION", "g", 0, 1, [{"role": "robot", "content": "x"}])], "got role 'robot'"),
         ([obs("GENERATION", "g", 0, 1, "hi", ask(("a", None, {})))], "as the function's name"),
         ([obs("TOOL", "find", 0, 1, {"a": 1}, "x")], "no user or system text"),
+        ([obs("GENERATION", "g", 0, 1, "hi", {"tool_calls": [7]})], r"\[0\].output, message 0, a call: got 7"),
+        ([obs("GENERATION", "g", 0, 1, "hi", {"tool_calls": "x"})], r"message 0, tool_calls: got 'x', expected a list"),
+        ([{**obs("GENERATION", "g", 0), "output": '{"tool_calls": [{"na'}], r"\[0\].output: text that names calls"),
         ([], "expected a list of observations"),
     ],
 )

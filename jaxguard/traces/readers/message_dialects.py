@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxguard.traces.readers.calls import refuse_unread
+from jaxguard.traces.files import is_deep
+from jaxguard.traces.readers.calls import MAX_ARGUMENT_DEPTH, refuse_unread
 from jaxguard.traces.readers.literals import literal
 from jaxguard.traces.registry import RecordError
 
@@ -51,6 +52,7 @@ _AGNO = re.compile(
     rf"role=({_TEXT}) content=({_TEXT}) name=(?:{_TEXT}) tool_call_id=({_TEXT}) tool_calls=(None|\[.*?\]) audio=", re.S
 )
 _ASKED = ("question", "query", "task", "user_input", "user_query", "user_message", "request", "topic")
+_NAMES_CALLS = re.compile(r'"(?:tool_?calls?|function_?call|tool_use|tool-call|toolUse|toolCallId)\\*"', re.IGNORECASE)
 _MAX_ENCODINGS = 3
 
 
@@ -59,15 +61,28 @@ class _Unknown(list[Any]):
 
 
 def unwrap(value: Any) -> Any:
-    """A payload out of the JSON text (of a JSON text) that a log may keep it in; other text stays."""
+    """A payload out of the JSON text (of a JSON text) that a log may keep it in; other text stays.
+
+    So does JSON that is too deep to be carried on, or has a key twice.
+    """
     for _ in range(_MAX_ENCODINGS):
         if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "[", '"'):
             break
         try:
-            value = json.loads(value, strict=False)
+            opened = json.loads(value, strict=False, parse_constant=str, object_pairs_hook=_object)
         except (ValueError, RecursionError):
             break
+        if is_deep(opened, value, MAX_ARGUMENT_DEPTH):
+            break
+        value = opened
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def messages_in(payload: Any, role: str, at: str, known_only: bool = False) -> list[Message]:
@@ -82,6 +97,10 @@ def messages_in(payload: Any, role: str, at: str, known_only: bool = False) -> l
     Raises:
         RecordError: It holds calls in a notation that is not read, or several answers of which one was followed.
     """
+    if isinstance(payload, str) and payload.lstrip()[:1] in ("{", "[") and _NAMES_CALLS.search(payload):
+        raise RecordError(
+            f"{at}: text that names calls, but is cut off, too deep or otherwise no JSON that can be read"
+        )
     made: list[Message] = []
     for number, raw in enumerate(_raw_messages(payload, role, at)):
         if not known_only or not (isinstance(raw, dict) and isinstance(raw.get("content"), _Unknown)):
@@ -184,7 +203,7 @@ def _is_nameless(payload: Mapping[str, Any]) -> bool:
 
 def _chat(raw: Any, default: str, at: str) -> Iterator[Message]:
     """One message as a chat message, and a message of its own for each result in it."""
-    raw = _opened(raw, default)
+    raw = _opened(raw, default, at)
     if raw is None:
         return
     kind = _letters(raw.get("type") or raw.get("kind"))
@@ -212,8 +231,8 @@ def _chat(raw: Any, default: str, at: str) -> Iterator[Message]:
             yield from _tool_message(raw, content, at)
         return
     for part in content if isinstance(content, list) else [content]:
-        _sort_part(part, calls, kept, results, said)
-    calls += _field_calls(raw, calls)
+        _sort_part(part, at, calls, kept, results, said)
+    calls += _field_calls(raw, calls, at)
     yield from said
     yield from results
     consumed = {"parts", "content", "type", "kind", "role", "toolCalls", "tool_calls", "invalid_tool_calls", "text"}
@@ -227,7 +246,7 @@ def _chat(raw: Any, default: str, at: str) -> Iterator[Message]:
         yield made | ({"tool_calls": calls} if calls else {})
 
 
-def _opened(raw: Any, default: str) -> Message | None:
+def _opened(raw: Any, default: str, at: str) -> Message | None:
     """The object of a message, out of what LangChain's serialisation and Agno's ``repr`` put around it."""
     if raw is None:
         return None
@@ -237,7 +256,7 @@ def _opened(raw: Any, default: str) -> Message | None:
             return {"role": default, "content": raw}
         role, content, call_id, calls = (literal(group) for group in found.groups())
         if calls is None and found[4] != "None":
-            raise RecordError(f"calls {found[4][:60]!r}, expected a literal list")
+            raise RecordError(f"{at}, tool_calls: got {found[4][:60]!r}, expected the repr of a list")
         return {"role": role, "content": content, "tool_call_id": call_id, "tool_calls": calls}
     if not isinstance(raw, dict):
         return {"role": default, "content": json.dumps(raw, ensure_ascii=False)}
@@ -249,7 +268,9 @@ def _opened(raw: Any, default: str) -> Message | None:
     return raw
 
 
-def _sort_part(part: Any, calls: list[Message], kept: list[Any], results: list[Message], said: list[Message]) -> None:
+def _sort_part(
+    part: Any, at: str, calls: list[Message], kept: list[Any], results: list[Message], said: list[Message]
+) -> None:
     """One part of a content to where it belongs."""
     if part is None or part == "":
         return
@@ -267,11 +288,11 @@ def _sort_part(part: Any, calls: list[Message], kept: list[Any], results: list[M
     if not kind and "toolCallId" in part and "toolName" in part:
         kind = "toolresult" if any(name in part for name in ("output", "result")) else "toolcall"
     if kind in _CALLS:
-        calls.append(_call(body))
+        calls.append(_call(body, at))
     elif kind in _RESULTS:
         content = next((body[name] for name in _OUTPUTS if body.get(name) is not None), None)
         results.append(
-            {"role": "tool", "tool_call_id": _id(body), "name": _name(body), "content": result_text(content)}
+            {"role": "tool", "tool_call_id": _id(body) or None, "name": _name(body), "content": result_text(content)}
         )
     elif kind in _PROMPTS:
         said.append({"role": _PROMPTS[kind], "content": part.get("content")})
@@ -283,15 +304,19 @@ def _sort_part(part: Any, calls: list[Message], kept: list[Any], results: list[M
         kept.append({name: value for name, value in part.items() if value is not None})
 
 
-def _call(body: Mapping[str, Any]) -> Message:
+def _call(body: Any, at: str) -> Message:
+    if not isinstance(body, dict):
+        raise RecordError(f"{at}, a call: got {body!r:.60}, expected an object")
     function = body.get("function")
     holder = {**body, **function} if isinstance(function, dict) else body
     arguments = next((holder[name] for name in _ARGUMENTS if holder.get(name) not in (None, "")), None)
     name = function if isinstance(function, str) else _name(holder)
+    if not name:
+        raise RecordError(f"{at}: got {holder.get('name')!r:.60} as the function's name, expected a non-empty string")
     return {"id": _id(body), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _field_calls(raw: Mapping[str, Any], parts: list[Message]) -> Iterator[Message]:
+def _field_calls(raw: Mapping[str, Any], parts: list[Message], at: str) -> Iterator[Message]:
     """Calls in fields of a message, without those that another field or a part repeats (one without id as a copy)."""
     known = {call["id"] for call in parts}
     names = {call["function"]["name"] for call in parts}
@@ -299,18 +324,18 @@ def _field_calls(raw: Mapping[str, Any], parts: list[Message]) -> Iterator[Messa
     extra = extra if isinstance(extra, dict) else {}
     for given in (raw.get("tool_calls"), raw.get("toolCalls"), raw.get("invalid_tool_calls"), extra.get("tool_calls")):
         given = unwrap(given) or []
-        if not isinstance(given, list) or not all(isinstance(call, dict) for call in given):
-            raise RecordError(f"tool_calls: got {type(given).__name__}, expected a list of objects")
-        made = [call for call in map(_call, given) if call["id"] not in known]
+        if not isinstance(given, list):
+            raise RecordError(f"{at}, tool_calls: got {given!r:.60}, expected a list")
+        made = [call for call in (_call(one, at) for one in given) if call["id"] not in known]
         yield from made
         known |= {call["id"] for call in made}
         names |= {call["function"]["name"] for call in made}
     for single in (raw.get("function_call"), extra.get("function_call")):
         if single and not isinstance(single, dict):
-            raise RecordError(f"function_call: got {type(single).__name__}, expected an object")
+            raise RecordError(f"{at}, function_call: got {single!r:.60}, expected an object")
         if single and single.get("name") not in names:
             names.add(single.get("name"))
-            yield _call(single)
+            yield _call(single, at)
 
 
 def _encoded_calls(content: Any) -> list[Any] | None:
@@ -336,7 +361,7 @@ def _tool_message(raw: Mapping[str, Any], content: Any, at: str) -> Iterator[Mes
     results: list[Message] = []
     kept: list[Any] = []
     for part in parts:
-        _sort_part(part, [], kept, results, [])
+        _sort_part(part, at, [], kept, results, [])
     if results:
         yield from results
         content = kept
@@ -345,7 +370,7 @@ def _tool_message(raw: Mapping[str, Any], content: Any, at: str) -> Iterator[Mes
         text = result_text(content)
         # The id of a message is not that of the call which it answers.
         own = _id({name: value for name, value in raw.items() if name != "id"})
-        yield {"role": "tool", "tool_call_id": own, "name": _name(raw), "content": text}
+        yield {"role": "tool", "tool_call_id": own or None, "name": _name(raw), "content": text}
 
 
 def result_text(value: Any) -> str:
@@ -355,7 +380,7 @@ def result_text(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in value):
         return "\n".join(part["text"] for part in value)
     if isinstance(value, dict):
-        inner = _opened(value, "tool") or {}
+        inner = _opened(value, "tool", "a result") or {}
         kind = _letters(inner.get("type"))
         if kind in ("tool", "toolmessage", "text", "json", "functionresult", "errortext", "content"):
             held = [inner[name] for name in ("content", "text", "value", "result") if inner.get(name) is not None]

@@ -169,13 +169,13 @@ def trajectory_of(
 
 def seconds(value: Any, at: str) -> float:
     """A time as logs write it: ISO 8601 (UTC where no zone is given) or milliseconds since 1970."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value / 1000
     try:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value / 1000
         read = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
+        return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError):
         raise RecordError(f"{at}: got {value!r:.60}, expected a time") from None
-    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
 
 
 def _with_task(messages: list[Message], spans: Sequence[Span], outer: Sequence[Span]) -> list[Message]:
