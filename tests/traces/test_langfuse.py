@@ -140,6 +140,51 @@ def test_what_ends_while_a_model_runs_is_not_seen_by_it():
     assert [step.unobserved for step in made.steps] == [False, False, True]
 
 
+def test_calls_that_gemini_runs_itself():
+    task = {"role": "user", "parts": [{"text": "Roll."}]}
+    ran = [
+        task,
+        {"role": "model", "parts": [{"function_call": {"name": "roll", "args": {"sides": 6}, "id": None}}]},
+        {"role": "user", "parts": [{"function_response": {"name": "roll", "response": {"result": 4}}}]},
+    ]
+    end = {"content": {"role": "model", "parts": [{"text": "Four."}]}}
+    got = {"automatic_function_calling_history": ran, "candidates": [end]}
+    made = read(trace(obs("GENERATION", "g", 0, 3, {"contents": [task]}, got)))
+    assert seen(made) == [("roll", {"sides": 6}, "call_0", "", False, False)]
+    assert (made.instruction, made.final_observation, made.metadata["final_reply"]) == ("Roll.", "4", "Four.")
+    both = [obs("GENERATION", "g", 0, 3, {"contents": [task]}, got), obs("TOOL", "roll", 1, 2, {"sides": 6}, 4, "g")]
+    assert seen(read(trace(*both))) == seen(made)
+
+
+def test_agents_side_by_side_do_not_see_what_the_other_is_about_to_say():
+    made = read(
+        trace(
+            obs("SPAN", "root", 0, 9, "Compare two books."),
+            obs("GENERATION", "a", 1, 3, "Read Emma.", "A novel.", "root"),
+            obs("GENERATION", "b", 2, 5, "Read Persuasion.", ask(("c", "find", {})), "root"),
+            obs("GENERATION", "d", 6, 7, "Sum up.", ask(("e", "write", {})), "root"),
+        )
+    )
+    assert [step.observation for step in made.steps] == [
+        "[user] Read Emma.\n[user] Read Persuasion.", "[assistant] A novel.\n[user] Sum up."]  # fmt: skip
+
+
+@pytest.mark.parametrize("turns", [2, 3])
+def test_ids_that_start_anew_in_each_turn(turns):
+    observations, history = [], [TASK]
+    for turn in range(turns):
+        call = ask(("call_0", "roll", {}))
+        observations += [
+            obs("GENERATION", f"g{turn}", 3 * turn, 3 * turn + 1, list(history), call),
+            {**obs("TOOL", f"t{turn}", 3 * turn + 1, 3 * turn + 2, {}, f"{turn}"), "name": "roll"},
+        ]
+        history += [call, answer("call_0", f"{turn}")]
+    made = read(trace(*observations))
+    assert [step.observation for step in made.steps] == ["", "0", "1"][:turns]
+    assert not any(step.unobserved for step in made.steps)
+    assert made.final_observation == f"{turns - 1}"
+
+
 def test_equal_calls_without_ids_are_all_told():
     def turn(*parts):
         return {"candidates": [{"content": {"role": "model", "parts": list(parts)}}]}
@@ -231,6 +276,20 @@ def test_a_tool_with_defaults_filled_in_runs_the_call():
     assert [s.tool for s in read(trace(*observations)).steps] == ["find", "find", "lend", "lend"]
 
 
+def test_many_calls_of_a_tool_each_find_their_span():
+    calls = [ask((f"c{n}" if n % 2 else "", "find", {"n": n})) for n in range(200)]
+    models = [obs("GENERATION", f"g{n}", 0, 1, [TASK], call) for n, call in enumerate(calls)]
+    tools = [
+        {**obs("TOOL", f"t{n}", 2 + n / 10, 3 + n / 10, {"n": n, "limit": 1}, f"{n}"), "name": "find"}
+        for n in reversed(range(200))
+    ]
+    for tool in tools[::2]:
+        tool["metadata"] = json.dumps({"attributes": {"gen_ai.tool.call.id": f"c{tool['id'][1:]}"}})
+    made = read(trace(*models, *tools))
+    assert len(made.steps) == 200
+    assert not any(step.unobserved for step in made.steps)
+
+
 def test_a_conversation_without_calls_is_kept():
     made = read(
         trace(obs("GENERATION", "g", 0, 1, "What is Emma?", {"choices": [{"message": {"content": "A book."}}]}))
@@ -258,6 +317,7 @@ def test_a_conversation_without_calls_is_kept():
         ([obs("GENERATION", "g", 0, 1, "hi", {"tool_calls": [7]})], r"\[0\].output, message 0, a call: got 7"),
         ([obs("GENERATION", "g", 0, 1, "hi", {"tool_calls": "x"})], r"message 0, tool_calls: got 'x', expected a list"),
         ([{**obs("GENERATION", "g", 0), "output": '{"tool_calls": [{"na'}], r"\[0\].output: text that names calls"),
+        ([obs("GENERATION", "g", 0, 1, "hi", "I must look.\nAction: find\nAction Input: {}")], "no tool's span tells"),
         ([], "expected a list of observations"),
     ],
 )

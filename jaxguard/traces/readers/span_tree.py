@@ -4,8 +4,8 @@ A call shows up in the response of a model call, in the requests of all later on
 outputs of the chains around these: it is told once. What is told stands in order of time, for all agents of a trace
 together (a sub-agent's steps stand between its parent's call and the result of that), under two rules:
 
-* What a model said stands where its call *started*: what ended later cannot have been seen by it.
-* What a span around others returned, and what a tool returned, stands where it *ended*.
+* A tool call stands where the model call that proposed it *started*: what ended later cannot have been seen by it.
+* What else a model said, what a tool returned, and what a span around others returned, stands where it *ended*.
 
 A request tells what was not told before, counted: its second "yes" is new where one was told. Calls are the same by id
 and tool; without an id, the k-th call with the same tool and arguments is the k-th. A tool's span belongs to the call
@@ -14,6 +14,7 @@ of its id, else to the latest call of its tool and arguments that has no span; w
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from jaxguard.traces.registry import RecordError
 from jaxguard.types import Trajectory
 
 _MAX_METADATA_CHARS = 500
+# How agents without a notation of their own for calls (CrewAI's, say) write them; what ran stands in the tools' spans.
+_WRITTEN_ACTION = re.compile(r"^[ \t]*Action[ \t]*:[^\n]*\n[ \t]*Action Input[ \t]*:", re.MULTILINE)
 _FOREVER = float("inf")
 
 
@@ -100,7 +103,7 @@ def conversation_messages(spans: Sequence[Span]) -> list[Message]:
         if span.id in tellers:
             if not is_end:
                 told.history(messages_in(unwrap(span.inputs), "user", f"{span.at}.input"))
-                told.response(messages_in(unwrap(span.outputs), "assistant", f"{span.at}.output"))
+            told.response(span.id, messages_in(unwrap(span.outputs), "assistant", f"{span.at}.output"), is_end)
         elif span.kind == "tool":
             if span.id not in nesting.copies and is_end:
                 told.tool_ended(span.id, *_result(span))
@@ -146,7 +149,13 @@ def trajectory_of(
         raise RecordError(
             f"none of the {len(spans)} spans holds what went in or came out, expected both to be exported"
         )
-    conversation = read_conversation(conversation_messages(spans), "messages of the trace")
+    messages = conversation_messages(spans)
+    conversation = read_conversation(messages, "messages of the trace")
+    said = [visible_text(message["content"]) for message in messages if message["role"] == "assistant"]
+    if not conversation.steps and any(_WRITTEN_ACTION.search(text) for text in said):
+        raise RecordError(
+            "a model writes 'Action: ..., Action Input: ...' in its text, but no tool's span tells the call"
+        )
     kept: dict[str, Any] = {
         name: value
         for name, value in metadata.items()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from jaxguard.traces.readers.calls import parse_arguments, visible_text
 from jaxguard.traces.readers.literals import literal
 from jaxguard.traces.readers.message_dialects import Message, unwrap
 
-_MAX_LOOKED_AT = 32
+_MAX_LOOKED_AT = 64
 _NEVER = float("inf")
 
 
@@ -24,6 +25,7 @@ class _Call:
     shown: str
     tool: str
     key: str
+    proposed: Any  # the arguments, or their text
     by_span: bool = False
     has_span: bool = False
     answered: float = _NEVER  # when its result was told
@@ -45,12 +47,14 @@ class Told:
         self.messages: list[Message] = []
         self.now = -_NEVER
         self._texts: Counter[tuple[str, str]] = Counter()
+        self._texts_before: dict[str, list[int]] = {}  # of what a model is about to answer
         self._shown: set[str] = set()
         self._by_id: dict[tuple[str, str], list[_Call]] = defaultdict(list)
         self._by_plain_id: dict[str, list[_Call]] = defaultdict(list)
         self._by_key: dict[str, list[_Call]] = defaultdict(list)
         self._without_id: dict[str, deque[_Call]] = defaultdict(deque)
-        self._without_span: dict[str, list[_Call]] = defaultdict(list)
+        self._without_span: dict[str, deque[_Call]] = defaultdict(deque)
+        self._by_key_without_span: dict[str, deque[_Call]] = defaultdict(deque)
         self._open_of_tool: dict[str, deque[_Call]] = defaultdict(deque)
         self._of_span: dict[str, _Call] = {}
         self._running_until = -_NEVER  # of the tool whose call was told last, where only its span told it
@@ -84,17 +88,27 @@ class Told:
             ):  # words beside a call are told with it or not at all
                 self._tell(message if is_new else {"role": "assistant", "content": None}, calls)
 
-    def response(self, messages: Sequence[Message]) -> None:
-        """What a model answered, all of it new but for calls that it repeats before they have a result."""
+    def response(self, span: str, messages: Sequence[Message], is_end: bool) -> None:
+        """What a model answered, all of it new but for calls that it repeats before they have a result.
+
+        To be told twice: at the start of the model's call, for the calls in it, and at the end, for an answer without.
+        """
+        if not is_end:
+            self._texts_before[span] = [self._texts[_text(message)] for message in messages]
+        if is_end == any(message.get("tool_calls") for message in messages):
+            return
         if any(message["role"] != "assistant" for message in messages):
             self.history(messages)
             return
+        if is_end:  # a request may have told it before, where the end was logged late
+            before = self._texts_before[span]
+            messages = [one for one, count in zip(messages, before, strict=True) if self._texts[_text(one)] == count]
         told: list[Any] = []
         calls: list[Message] = []
         private: dict[str, str] = {}
         for message in messages:
             content = message.get("content")
-            self._texts["assistant", visible_text(content).strip()] += 1
+            self._texts[_text(message)] += 1
             told += content if isinstance(content, list) else [content] if content else []
             private |= {name: message[name] for name in ("reasoning", "reasoning_content") if name in message}
             for given in message.get("tool_calls", ()):
@@ -105,8 +119,8 @@ class Told:
         last = self.messages[-1] if self.messages else {}
         if calls and last.get("tool_calls"):
             # Nothing became visible since the calls before: they were proposed side by side.
-            before = last["content"]
-            last["content"] = [*(before if isinstance(before, list) else [before] if before else []), *told]
+            words = last["content"]
+            last["content"] = [*(words if isinstance(words, list) else [words] if words else []), *told]
             last["tool_calls"] += calls
         elif told or calls or private:
             one = told[0] if len(told) == 1 and isinstance(told[0], str) else told
@@ -138,22 +152,29 @@ class Told:
         self, tool: str, own: str, inputs: Any, arguments: Mapping[str, Any], is_object: bool
     ) -> _Call | None:
         """The call that a tool's span runs."""
+        keys = (_key(tool, arguments), _key(tool, unwrap(inputs)))
         if own:
-            for call in self._by_plain_id.get(own, ()):
-                if not call.has_span:
-                    return call
-        calls = self._without_span.get(tool, [])
-        keys = {_key(tool, arguments), _key(tool, unwrap(inputs))}
-        loose = None
-        for place in range(len(calls) - 1, max(len(calls) - 1 - _MAX_LOOKED_AT, -1), -1):
-            call = calls[place]
-            if call.has_span or call.answered < self.now or (own and call.id):
-                continue
-            if call.key in keys:
-                return calls.pop(place)
-            if loose is None and (not is_object or _fits(call.key, tool, arguments)):
-                loose = place
-        return calls.pop(loose) if loose is not None else None
+            free = [call for call in self._by_plain_id.get(own, [])[-_MAX_LOOKED_AT:] if not call.has_span]
+            if free:
+                return next((call for call in reversed(free) if call.key in keys), free[-1])
+        for name in keys:
+            if call := next(self._free(self._by_key_without_span[name], own), None):
+                return call
+        for call in self._free(self._without_span[tool], own):
+            if not is_object or _fits(call.proposed, arguments):
+                return call
+        return None
+
+    def _free(self, calls: deque[_Call], own: str) -> Iterator[_Call]:
+        """Calls that a tool's span may run, the latest first, then the oldest (of many side by side)."""
+        for end, drop in ((-1, calls.pop), (0, calls.popleft)):
+            while calls and (calls[end].has_span or calls[end].answered < self.now):
+                drop()
+        latest = list(islice(reversed(calls), _MAX_LOOKED_AT))
+        oldest = islice(calls, min(_MAX_LOOKED_AT, len(calls) - len(latest)))
+        for call in chain(latest, oldest):
+            if not (call.has_span or call.answered < self.now or (own and call.id)):
+                yield call
 
     def _known(self, given: Message, uses: Counter[tuple[str, str]]) -> tuple[_Call, bool]:
         tool, own, key = _identity(given)
@@ -179,7 +200,7 @@ class Told:
             number += 1
             shown = f"call_{number}"
         self._shown.add(shown)
-        call = _Call(own, shown, tool, key)
+        call = _Call(own, shown, tool, key, json.loads(key)[1])
         if own:
             self._by_id[own, tool].append(call)
             self._by_plain_id[own].append(call)
@@ -187,6 +208,7 @@ class Told:
             self._without_id[key].append(call)
         self._by_key[key].append(call)
         self._without_span[tool].append(call)
+        self._by_key_without_span[key].append(call)
         self._open_of_tool[tool].append(call)
         return call
 
@@ -225,7 +247,7 @@ class Told:
         self._tell({"role": "tool", "tool_call_id": call.shown, "content": text}, [])
 
     def _is_new_text(self, message: Message, heard: Counter[tuple[str, str]]) -> bool:
-        name = (message["role"], visible_text(message.get("content")).strip())
+        name = _text(message)
         heard[name] += 1
         if heard[name] <= self._texts[name] or not name[1]:
             return False
@@ -236,6 +258,10 @@ class Told:
         self._running_until = -_NEVER
         plain = {name: value for name, value in message.items() if name != "tool_calls"}
         self.messages.append({**plain, "tool_calls": calls} if calls else plain)
+
+
+def _text(message: Message) -> tuple[str, str]:
+    return message["role"], visible_text(message.get("content")).strip()
 
 
 def _identity(given: Message) -> tuple[str, str, str]:
@@ -253,9 +279,8 @@ def _shown(given: Message, call: _Call) -> Message:
     return {**given, "id": call.shown}
 
 
-def _fits(key: str, tool: str, arguments: Mapping[str, Any]) -> bool:
+def _fits(proposed: Any, arguments: Mapping[str, Any]) -> bool:
     """May a tool have been run with these arguments for that call? Defaults are filled in, and values converted."""
-    proposed = json.loads(key)[1]
     return not isinstance(proposed, dict) or all(
         name in arguments and _plain(arguments[name]) == _plain(value) for name, value in proposed.items()
     )
