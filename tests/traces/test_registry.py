@@ -31,6 +31,21 @@ SAMPLES = {
         {"batches": [{"instrumentationLibrarySpans": []}]},
         {"data": [{"traceID": "a1", "spans": [], "processes": {}}]},
     ],
+    "langfuse": [
+        {"trace": {"id": "t"}, "observations": [{"id": "o", "traceId": "t", "type": "SPAN", "startTime": "x"}]},
+        {
+            "id": "t",
+            "timestamp": "x",
+            "output": CHAT,
+            "observations": [{"type": "X", "startTime": "x", "traceId": "t"}],
+        },
+    ],
+    "langsmith": [
+        {"post": [{"id": "r", "run_type": "llm", "trace_id": "r", "inputs": {"messages": CHAT}}], "patch": []},
+        {"patch": [{"dotted_order": "20260301T100000000000Zr", "outputs": {}}]},
+        {"runs": [{"id": "r", "run_type": "chain", "parent_run_id": None}]},
+        {"id": "r", "run_type": "tool", "dotted_order": "20260301T100000000000Zr"},
+    ],
     "openai_chat": [{"messages": CHAT}, {"traj": CHAT, "task_id": 3}, {"output": CHAT, "id": 1}],
     "openai_responses": [
         {"object": "response", "id": "r", "output": [{"type": "message", "role": "assistant", "content": []}]},

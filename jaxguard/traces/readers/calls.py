@@ -332,6 +332,11 @@ def _refuse_other_notations(message: Mapping[str, Any], at: str, *notations: re.
             )
 
 
+def refuse_unread(message: Mapping[str, Any], at: str) -> None:
+    """Raises :class:`RecordError` where a message holds calls or results in a notation that is not read."""
+    _refuse_other_notations(message, at, _OTHER_CALLS, _OTHER_RESULTS)
+
+
 def _letters(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 

@@ -16,8 +16,9 @@ from jaxguard.types import Trajectory
 _LIST_FIELDS = ("messages", "traj", "conversations", "output")
 _ID_FIELDS = ("id", "trajectory_id", "conversation_id", "run_id", "session_id", "uuid", "task_id")
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
-# Objects with a list of messages that mean more than a chat: AgentDojo runs, ASB traces (calls stand in the text).
-_OTHER_FORMATS = ({"user_task_id", "suite_name"}, {"agent_name", "attack_tool"})
+# Objects with a list of messages that mean more than a chat: AgentDojo runs, ASB traces (calls stand in the text),
+# Langfuse traces.
+_OTHER_FORMATS = ({"user_task_id", "suite_name"}, {"agent_name", "attack_tool"}, {"observations", "timestamp"})
 _MAX_METADATA_CHARS = 500
 
 
