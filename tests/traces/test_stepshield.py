@@ -139,7 +139,7 @@ GOOD_LABEL = b'{"trajectory_id": "abc", "type": "benign", "rogue_step": null}\n'
         ("test_labels.jsonl.gz", gzip.compress(GOOD_LABEL * 1000, mtime=0)[:-9], "the gzip stream breaks"),
         ("test_labels.jsonl", gzip.compress(GOOD_LABEL, mtime=0)[:12], "the gzip stream breaks|broken at its start"),
         ("test_labels.jsonl", b"[" * 100_000, "record 0: line 1: nested too deeply"),
-        ("test_labels.jsonl", b'["abc"]', "record 0: the record is a JSON array"),
+        ("test_labels.jsonl", b'["abc"]', "record 0: trajectory_id is None, expected a string"),
         (
             "test_labels.jsonl",
             b'{"trajectory_id": ["abc"]}',
