@@ -22,7 +22,7 @@ from jaxguard.decision.shift import ShiftWatch
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
 from jaxguard.scoring.blocks import COUNTS, Block
-from jaxguard.scoring.job import Job, JobError, identity, write_whole
+from jaxguard.scoring.job import Job, JobError, Tidied, identity, write_whole
 from jaxguard.scoring.pipeline import Progress, Run
 from jaxguard.scoring.shards import KINDS
 from jaxguard.traces.lock import locked
@@ -128,22 +128,31 @@ def score_archive(
     with locked(out):
         job = Job(out, wanted)
         bar = _Bar(sources, progress)
-        run = Run(sources, guard, _opened(features, guard), job, forced, bar)
+        vectors = FeatureStore.create_or_open(features, guard.encoder.fingerprint, guard.encoder.dim)
         try:
+            run = Run(sources, guard, vectors, job, forced, bar)
             run()
+            tidied = job.tidy(run.keys)
+            if tidied.again:  # they shared a shard with a file that was edited since
+                names = {name for name, key in run.keys.items() if key in tidied.again}
+                more = Run([own for own in sources if own.name in names], guard, vectors, job, forced, bar)
+                more()
+                run.counts.update(more.counts)
         finally:
             bar.close()
-        return _finish(job, guard, run, sources, skipped, round(time.perf_counter() - begin, 3), bar.steps)
-
-
-def _opened(path: Path, guard: Guard) -> FeatureStore:
-    return FeatureStore.create_or_open(path, guard.encoder.fingerprint, guard.encoder.dim)
+        return _finish(job, guard, run, tidied, sources, skipped, round(time.perf_counter() - begin, 3), bar.steps)
 
 
 def _finish(
-    job: Job, guard: Guard, run: Run, sources: list[Source], skipped: list[str], seconds: float, steps: int
+    job: Job,
+    guard: Guard,
+    run: Run,
+    tidied: Tidied,
+    sources: list[Source],
+    skipped: list[str],
+    seconds: float,
+    steps: int,
 ) -> ScoreReport:
-    moved = job.tidy(run.keys)
     job.clear_unfinished()
     total = job.counts()
     counts = {name: total[name] for name in COUNTS}
@@ -155,7 +164,8 @@ def _finish(
     done = {
         "steps": steps,
         **{name: run.counts[name] for name in ("shards", "texts", "texts_embedded")},
-        **moved,
+        "superseded": tidied.superseded,
+        "kept": tidied.kept,
     }
     watch = watch_shift(job, guard)
     manifest: dict[str, Any] = {
@@ -202,9 +212,9 @@ def watch_shift(job: Job, guard: Guard) -> ShiftWatch:
     """The shift detector over all trajectories of the folder, file after file in the order of their names."""
     assert guard.calibration is not None
     watch = ShiftWatch(guard.calibration.hold_maxima)
-    parts = [part for own in job.parts.values() for part in own.values()]
-    for part in sorted(parts, key=lambda part: (part["file"], part["key"], part["number"])):
-        table = pq.read_table(job.path("trajectories", part["key"], part["number"]), columns=["max_fused"])
+    parts = sorted(job.parts.values(), key=lambda part: (part["members"][0]["file"], part["members"][0]["number"]))
+    for part in parts:
+        table = pq.read_table(job.path("trajectories", part["shard"]), columns=["max_fused"])
         for value in table["max_fused"].to_pylist():
             watch(value)
     return watch

@@ -1,11 +1,15 @@
 """An archive's records in blocks: what is read, embedded, scored and written together, and becomes a shard.
 
-Where a block ends depends on the file's content alone, so that a run that was stopped makes the same ones again.
+A block is a piece of one file, or several small files. Where it ends depends on what it holds alone, so that a run
+that was stopped makes the same blocks again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import pickle
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -47,11 +51,22 @@ COUNTS: tuple[str, ...] = (
 """What a block counts, beside ``format:NAME`` and ``decision:NAME``; ``records == converted + rejected``."""
 
 
+@dataclass(frozen=True)
+class Member:
+    """A file's piece in a block: its content key and name, the piece's number, and whether it is the last."""
+
+    key: str
+    file: str
+    number: int
+    last: bool
+
+
 @dataclass
 class Item:
     """A trajectory of a block; ``about`` is it without its steps."""
 
     about: Trajectory
+    file: str
     record: int
     length: int
     first_hazard: int | None
@@ -61,27 +76,21 @@ class Item:
 
 @dataclass
 class Block:
-    """Consecutive records of one file.
+    """Consecutive records of one file, or all records of several.
 
     Attributes:
-        key: Content key of the file.
-        number: 0-based index of the block in its file.
-        file: Name of the file in the archive.
-        last: Is it the file's last?
+        members: The files.
         items: Its trajectories, in order.
-        rejects: Records that are none: position (``None``: the whole file) and reason.
+        rejects: Records that are none: file, position (``None``: the whole file) and reason.
         counts: Of what it holds, see :data:`COUNTS`.
         tools: Of all steps, one after the other; ``call_ids`` and ``unobserved`` likewise.
         risks: float32 ``[N, 2]``, filled while trajectories are scored.
         waiting: Trajectories that are not scored yet.
     """
 
-    key: str
-    number: int
-    file: str
-    last: bool = False
+    members: list[Member]
     items: list[Item] = field(default_factory=list)
-    rejects: list[tuple[int | None, str]] = field(default_factory=list)
+    rejects: list[tuple[str, int | None, str]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     tools: list[str] = field(default_factory=list)
     call_ids: list[str] = field(default_factory=list)
@@ -96,14 +105,18 @@ class Block:
     @property
     def name(self) -> str:
         """Name of the shard that it becomes."""
-        return f"{self.key}-{self.number:05d}"
+        if len(self.members) == 1:
+            return f"{self.members[0].key}-{self.members[0].number:05d}"
+        keys = "".join(member.key for member in self.members)
+        return f"{hashlib.blake2b(keys.encode(), digest_size=16).hexdigest()}-00000"
 
     def add(self, outcome: Outcome, thought: bool) -> None:
-        """Takes up one record."""
+        """Takes up one record of the last member."""
+        file = self.members[-1].file
         counts = self.counts
         if outcome.position is None:
             counts["files_rejected"] += 1
-            self.rejects.append((None, outcome.reason))
+            self.rejects.append((file, None, outcome.reason))
             return
         counts["records"] += 1
         counts["surrogates_replaced"] += outcome.surrogates
@@ -120,7 +133,7 @@ class Block:
             reason = str(error)
         if reason:
             counts["rejected"] += 1
-            self.rejects.append((outcome.position, reason))
+            self.rejects.append((file, outcome.position, reason))
             return
         counts["converted"] += 1
         for trajectory, own in made:
@@ -145,7 +158,22 @@ class Block:
         self.chars += sum(map(len, texts[0])) + sum(map(len, texts[1])) + len(texts[2])
         self._keep(trajectory)
         about = replace(trajectory, steps=(), first_hazard=None)
-        self.items.append(Item(about, record, len(steps), trajectory.first_hazard, texts))
+        self.items.append(Item(about, self.members[-1].file, record, len(steps), trajectory.first_hazard, texts))
+
+    def absorb(self, other: Block) -> None:
+        """Takes up all that another block of other files holds; that one is not to be used any more."""
+        self.members += other.members
+        for name in ("items", "rejects", "tools", "call_ids", "unobserved"):
+            getattr(self, name).extend(getattr(other, name))
+        self.counts.update(other.counts)
+        self.chars += other.chars
+        if other._spool is not None:
+            spool = self._spool = self._spool or _spool()
+            shift = spool.seek(0, io.SEEK_END)
+            other._spool.seek(0)
+            shutil.copyfileobj(other._spool, spool)
+            self._offsets += [shift + offset for offset in other._offsets]
+            other.close()
 
     @property
     def full(self) -> bool:
@@ -159,7 +187,7 @@ class Block:
     def _keep(self, trajectory: Trajectory) -> None:
         """On disk, because few of a block's trajectories are wanted again, but not known which."""
         if self._spool is None:
-            self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the block is written)
+            self._spool = _spool()
         self._offsets.append(self._spool.tell())
         pickle.dump(trajectory, self._spool, pickle.HIGHEST_PROTOCOL)
 
@@ -206,6 +234,10 @@ class Block:
             self._spool = None
 
 
+def _spool() -> IO[bytes]:
+    return tempfile.TemporaryFile()  # closed when the block is written
+
+
 def blocks(outcomes: Iterable[Outcome], key: str, file: str, thought: bool) -> Iterator[Block]:
     """The records of a file in blocks; at least one, of which the last is marked.
 
@@ -215,13 +247,13 @@ def blocks(outcomes: Iterable[Outcome], key: str, file: str, thought: bool) -> I
         file: Its name.
         thought: Put the agent's reasoning before each action.
     """
-    block = Block(key, 0, file)
+    block = Block([Member(key, file, 0, False)])
     for outcome in outcomes:
         if block.full:
             yield block
-            block = Block(key, block.number + 1, file)
+            block = Block([Member(key, file, block.members[0].number + 1, False)])
         block.add(outcome, thought)
-    block.last = True
+    block.members = [replace(block.members[0], last=True)]
     yield block
 
 

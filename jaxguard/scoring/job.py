@@ -3,13 +3,13 @@
 ::
 
     job.json                        which guard and settings the folder belongs to
-    parts/KEY-NNNNN.json            what a shard holds; written last, and only then the shard is finished
+    parts/SHARD.json                what a shard holds; written last, and only then the shard is finished
     steps/  trajectories/  top/  rejects/    the shards' files
-    superseded/                     shards of files that were edited since
+    superseded/                     shards with rows of files that were edited since
     manifest.json                   the sum of all, made when a run ends
 
-KEY names the content of an input file (:func:`jaxguard.traces.sources.content_key`). Nothing here is ever overwritten
-by other bytes.
+SHARD is the key of the content (:func:`jaxguard.traces.sources.content_key`) and the number of a piece of a large file,
+or a digest of the keys of several small files. Nothing here is ever overwritten by other bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jaxguard
 from jaxguard.guard import Guard
+from jaxguard.scoring.blocks import Member
 from jaxguard.scoring.shards import KINDS
 from jaxguard.traces.files import load_json
 from jaxguard.traces.sources import RESULTS_FILE
@@ -36,6 +37,19 @@ SUPERSEDED = "superseded"
 _PARTIAL = ".partial"
 _SHARD = re.compile(r"[0-9a-f]{32}-[0-9]{5,}")
 Part = dict[str, Any]
+
+
+class Tidied(NamedTuple):
+    """What :meth:`Job.tidy` did.
+
+    ``superseded``: files that were edited since; the shards with their rows are in a folder of that name. ``kept``:
+    files that are no longer in the archive; their rows stay. ``again``: keys of other files in superseded shards, which
+    are to be scored again.
+    """
+
+    superseded: int
+    kept: int
+    again: set[str]
 
 
 class JobError(JaxguardError):
@@ -72,7 +86,7 @@ class Job:
         wanted: The :func:`identity` of the job.
 
     Attributes:
-        parts: Records of the finished shards, by content key and number.
+        parts: Records of the finished shards, by name.
 
     Raises:
         JobError: It holds something else, results of another job, or a shard that is not what was written.
@@ -81,11 +95,12 @@ class Job:
     def __init__(self, folder: Path, wanted: Mapping[str, Any]):
         self.folder = folder
         self._open(dict(wanted))
-        self.parts: dict[str, dict[int, Part]] = defaultdict(dict)
+        self.parts: dict[str, Part] = {}
+        self._pieces: dict[str, dict[int, bool]] = defaultdict(dict)  # of each content: is it the last?
         for path in sorted((folder / PARTS).glob("*.json")):
             part = _read_part(path)
             self._check(part)
-            self.parts[part["key"]][part["number"]] = part
+            self._know(part)
 
     def _open(self, wanted: dict[str, Any]) -> None:
         path = self.folder / RESULTS_FILE
@@ -117,13 +132,18 @@ class Job:
             for leftover in (self.folder / name).glob(f"*{_PARTIAL}"):
                 leftover.unlink()
 
-    def path(self, kind: str, key: str, number: int) -> Path:
+    def path(self, kind: str, shard: str) -> Path:
         """Where a shard's file of a kind is."""
-        return self.folder / kind / f"{key}-{number:05d}{KINDS[kind]}"
+        return self.folder / kind / f"{shard}{KINDS[kind]}"
+
+    def _know(self, part: Part) -> None:
+        self.parts[part["shard"]] = part
+        for member in part["members"]:
+            self._pieces[member["key"]][member["number"]] = member["last"]
 
     def _check(self, part: Part) -> None:
         for kind, digest in part["sha256"].items():
-            path = self.path(kind, part["key"], part["number"])
+            path = self.path(kind, part["shard"])
             try:
                 found = hashlib.sha256(path.read_bytes()).hexdigest()
             except FileNotFoundError:
@@ -131,18 +151,18 @@ class Job:
             if found != digest:
                 what = "is not what was written there" if found else "is gone"
                 raise JobError(
-                    f"{path}: {what}; delete {PARTS}/{part['key']}-{part['number']:05d}.json to have it scored again, "
-                    "nothing was overwritten"
+                    f"{path}: {what}; delete {PARTS}/{part['shard']}.json to have it scored again (nothing was "
+                    "overwritten)"
                 )
 
     def is_done(self, key: str) -> bool:
-        """Are all shards of this content finished?"""
-        own = self.parts.get(key, {})
-        return any(part["last"] and set(own) == set(range(number + 1)) for number, part in own.items())
+        """Are all pieces of this content in finished shards?"""
+        pieces = self._pieces.get(key, {})
+        return any(last and set(pieces) >= set(range(number)) for number, last in pieces.items())
 
     def has(self, key: str, number: int) -> bool:
-        """Is this shard finished?"""
-        return number in self.parts.get(key, {})
+        """Is this piece of a content in a finished shard?"""
+        return number in self._pieces.get(key, {})
 
     def write(self, files: Mapping[str, bytes], part: Part) -> None:
         """Writes a shard, its record last.
@@ -150,58 +170,54 @@ class Job:
         Raises:
             JobError: The disk is full or fails; what is finished stays.
         """
-        key, number = part["key"], part["number"]
         for kind in KINDS:
-            path = self.path(kind, key, number)
+            path = self.path(kind, part["shard"])
             if kind in files:
                 write_whole(path, files[kind])
             else:
                 path.unlink(missing_ok=True)  # of a run that was killed before the record was written
         text = json.dumps(part, indent=1, sort_keys=True) + "\n"
-        write_whole(self.folder / PARTS / f"{key}-{number:05d}.json", text.encode())
-        self.parts[key][number] = part
+        write_whole(self.folder / PARTS / f"{part['shard']}.json", text.encode())
+        self._know(part)
 
-    def tidy(self, present: Mapping[str, str]) -> dict[str, int]:
+    def tidy(self, present: Mapping[str, str]) -> Tidied:
         """Takes out of the results what the archive no longer holds under the same name.
 
         Args:
             present: Content key of every file of the archive, by name.
-
-        Returns:
-            Files ``superseded`` (edited since: their shards move to a folder of that name), and ``kept`` (no longer in
-            the archive: their rows stay).
         """
         keys = set(present.values())
-        found = {"superseded": 0, "kept": 0}
-        for key in [key for key in self.parts if key not in keys]:
-            own = self.parts[key]
-            edited = any(part["file"] in present for part in own.values())
-            if not edited and self.is_done(key):
-                found["kept"] += 1
-                continue
-            found["superseded"] += 1
-            for number in sorted(own):
-                self._supersede(key, number)
-            del self.parts[key]
-        return found
+        superseded, kept, again = set(), set(), set()
+        for part in list(self.parts.values()):
+            own = {member["key"]: member["file"] for member in part["members"]}
+            gone = {key for key in own if key not in keys}
+            edited = {key for key in gone if own[key] in present or not self.is_done(key)}
+            if edited:
+                superseded |= edited
+                again |= set(own) - gone
+                self._supersede(part["shard"])
+            else:
+                kept |= gone
+        return Tidied(len(superseded), len(kept - superseded), again)
 
-    def _supersede(self, key: str, number: int) -> None:
+    def _supersede(self, shard: str) -> None:
         # The record first: without it, the shard counts as unfinished.
         for kind, path in [
-            (PARTS, self.folder / PARTS / f"{key}-{number:05d}.json"),
-            *((kind, self.path(kind, key, number)) for kind in KINDS),
+            (PARTS, self.folder / PARTS / f"{shard}.json"),
+            *((kind, self.path(kind, shard)) for kind in KINDS),
         ]:
             target = self.folder / SUPERSEDED / kind
             target.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 path.replace(target / path.name)
+        for member in self.parts.pop(shard)["members"]:
+            del self._pieces[member["key"]][member["number"]]
 
     def counts(self) -> Counter[str]:
         """Sums over all finished shards."""
         total: Counter[str] = Counter()
-        for own in self.parts.values():
-            for part in own.values():
-                total.update(part["counts"])
+        for part in self.parts.values():
+            total.update(part["counts"])
         return total
 
     def clear_unfinished(self) -> None:
@@ -210,7 +226,6 @@ class Job:
         Raises:
             JobError: Names a file that is none of ours; it was not touched.
         """
-        finished = {f"{key}-{number:05d}" for key, own in self.parts.items() for number in own}
         for kind, suffix in KINDS.items():
             for path in (self.folder / kind).iterdir():
                 name = path.name.removesuffix(suffix)
@@ -218,7 +233,7 @@ class Job:
                     raise JobError(
                         f"{path}: is no shard, expected nothing else there, because readers take all of them"
                     )
-                if name not in finished:
+                if name not in self.parts:
                     path.unlink()
 
 
@@ -244,11 +259,12 @@ def write_whole(path: Path, content: bytes) -> None:
 def _read_part(path: Path) -> Part:
     try:
         part = load_json(path)
-        if f"{part['key']}-{part['number']:05d}.json" != path.name:
-            raise ValueError(f"is of {part['key']}-{part['number']:05d}")
+        if f"{part['shard']}.json" != path.name:
+            raise ValueError(f"is of {part['shard']!r:.60}")
         if not isinstance(part["counts"], dict) or not set(part["sha256"]) <= set(KINDS):
             raise ValueError("lacks counts or names other files")
-        part["last"], part["file"]
+        for member in part["members"]:
+            Member(**member)
     except (ValueError, KeyError, TypeError) as error:
         raise JobError(
             f"{path}: {error!r}, expected what `jaxguard score` wrote; delete it to score it again"

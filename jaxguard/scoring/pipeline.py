@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +24,14 @@ from jaxguard.scoring.shards import make_shard
 from jaxguard.traces.reading import ArchiveReader
 from jaxguard.traces.registry import Reader
 from jaxguard.traces.sources import Source, SourceError, content_key
-from jaxguard.world_model.packing import Sequence
+from jaxguard.world_model import packing
 
 QUEUE = 2
 """Blocks between two stages."""
+BATCH_BYTES = 16 << 20
+FILES_PER_BLOCK = 1_024
+"""Small files become one shard together, but no more than these; what begins anew after so many bytes of the archive
+can be done on another machine."""
 OPEN_BLOCKS = 64
 """Blocks that may wait for a trajectory of theirs; lanes run empty rather than take up more."""
 TEXTS_PER_CALL = 4_096
@@ -81,6 +85,20 @@ class _Channel:
                     raise
 
 
+def batches(sources: Sequence[Source]) -> Iterator[list[Source]]:
+    """Consecutive files that may share shards: equal archives are cut alike, whatever of them is finished."""
+    batch: list[Source] = []
+    size = 0
+    for source in sources:
+        batch.append(source)
+        size += source.size
+        if size >= BATCH_BYTES or len(batch) >= FILES_PER_BLOCK:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
 class Run:
     """One run over files of an archive; results go to ``job``.
 
@@ -101,7 +119,7 @@ class Run:
 
     def __init__(
         self,
-        sources: Iterable[Source],
+        sources: Sequence[Source],
         guard: Guard,
         store: FeatureStore,
         job: Job,
@@ -114,6 +132,8 @@ class Run:
         self.keys: dict[str, str] = {}
         self.unread: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
+        self._small: Block | None = None
+        self._taken: set[str] = set()
         self._failed = threading.Event()
         self._error: BaseException | None = None
         self._read, self._embedded, self._scored = (_Channel(self._failed) for _ in range(3))
@@ -149,13 +169,15 @@ class Run:
 
     def _reading(self) -> None:
         reader = ArchiveReader(self._forced)
-        for source in self._sources:
-            try:
-                with source.local() as path:
-                    self._read_file(reader, source, path)
-            except SourceError as error:
-                self.unread[source.name] = str(error)
-            self._progress.file_done(source)
+        for batch in batches(self._sources):
+            for source in batch:
+                try:
+                    with source.local() as path:
+                        self._read_file(reader, source, path)
+                except SourceError as error:
+                    self.unread[source.name] = str(error)
+                self._progress.file_done(source)
+            self._put_small()
         self._read.put(_END)
 
     def _read_file(self, reader: ArchiveReader, source: Source, path: Path) -> None:
@@ -164,18 +186,36 @@ class Run:
             key = content_key(path, source.beside)
         except OSError as error:
             raise SourceError(f"the file cannot be read ({error.strerror or error})") from error
-        if key in self.keys.values() or self._job.is_done(key):
+        if key in self._taken or self._job.is_done(key):
             self.keys[source.name] = key
             return
         for block in blocks(reader.read_local(path), key, source.name, self._guard.config.data.thought):
             after = os.stat(path)
             if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
                 raise SourceError("the file changed while it was read; run again when it is complete")
-            if self._owns(block.number) and not self._job.has(key, block.number):
+            (member,) = block.members
+            if not self._owns(member.number) or self._job.has(key, member.number):
+                block.close()
+            elif member.number or not member.last or block.full:
                 self._read.put(block)
             else:
-                block.close()
+                self._pool(block)
         self.keys[source.name] = key
+        self._taken.add(key)
+
+    def _pool(self, block: Block) -> None:
+        """Small files become one shard together."""
+        if self._small is None:
+            self._small = block
+        else:
+            self._small.absorb(block)
+        if self._small.full or len(self._small.members) >= FILES_PER_BLOCK:
+            self._put_small()
+
+    def _put_small(self) -> None:
+        if self._small is not None:
+            self._read.put(self._small)
+            self._small = None
 
     def _embedding(self) -> None:
         while (block := self._read.get()) is not _END:
@@ -198,7 +238,7 @@ class Run:
         where: dict[int, tuple[Block, int]] = {}
         ended = False
 
-        def following(first: Block) -> Iterator[Sequence]:
+        def following(first: Block) -> Iterator[packing.Sequence]:
             nonlocal ended
             block: Block | None = first
             position = 0

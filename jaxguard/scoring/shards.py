@@ -10,6 +10,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes]
         {
             "shard": _same(block.name, len(items)),
             "trajectory_id": pa.array(ids, pa.string()),
-            "file": _same(block.file, len(items)),
+            "file": pa.array([_text(item.file) for item in items], pa.string()),
             "record": pa.array([item.record for item in items], pa.int32()),
             "source": pa.array([own.source for own in about], pa.string()),
             "steps": lengths.astype(np.int32),
@@ -134,15 +135,13 @@ def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes]
         files["top"] = top
     if block.rejects:
         lines = (
-            json.dumps({"file": block.file, "position": position, "reason": reason}) + "\n"
-            for position, reason in block.rejects
+            json.dumps({"file": file, "position": position, "reason": reason}) + "\n"
+            for file, position, reason in block.rejects
         )
         files["rejects"] = "".join(lines).encode("utf-8", "backslashreplace")
     record = {
-        "key": block.key,
-        "number": block.number,
-        "last": block.last,
-        "file": block.file,
+        "shard": block.name,
+        "members": [asdict(member) for member in block.members],
         "counts": dict(counts),
         "sha256": {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()},
     }
@@ -150,7 +149,11 @@ def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes]
 
 
 def _same(text: str, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text.encode("utf-8", "replace").decode(), pa.string()), count)
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def _text(name: str) -> str:
+    return name.encode("utf-8", "replace").decode()  # a file name may be no UTF-8
 
 
 def _maxima(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

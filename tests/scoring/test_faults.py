@@ -139,6 +139,55 @@ def test_a_file_that_changes_while_it_is_read_is_left_for_another_run(
     assert ids(tmp_path / "out") == ["late", "one", "three", "two"]
 
 
+@pytest.mark.usefixtures("toy_size")
+def test_small_files_share_a_shard(guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive, out = tmp_path / "archive", tmp_path / "out"
+    for i in range(10):
+        lines(archive / f"{i}.jsonl", native(f"run {i}", *["look"] * (i + 1)), "{]")
+    lines(archive / "big.jsonl", *(native(f"big {i}", "look") for i in range(25)))
+    monkeypatch.setattr("jaxguard.scoring.blocks.STEPS_PER_BLOCK", 20)
+    report = score(archive, guard, out)
+    assert (report.counts["trajectories"], report.counts["rejected"]) == (35, 10)
+    members = [[m["file"] for m in json.loads(p.read_text())["members"]] for p in (out / "parts").iterdir()]
+    # 1 + ... + 6 steps reach 20, 7 + 8 + 9 do, 10 and the rest of big.jsonl do not; big.jsonl's first 20 stand alone.
+    assert sorted(members) == [
+        ["0.jsonl", "1.jsonl", "2.jsonl", "3.jsonl", "4.jsonl", "5.jsonl"],
+        ["6.jsonl", "7.jsonl", "8.jsonl"],
+        ["9.jsonl"],
+        ["big.jsonl"],
+        ["big.jsonl"],
+    ]
+    outcomes = pq.read_table(out / "trajectories").to_pandas().set_index("trajectory_id")
+    assert [(outcomes.file[f"run {i}"], outcomes.record[f"run {i}"]) for i in range(10)] == [
+        (f"{i}.jsonl", 0) for i in range(10)
+    ]
+    tops = {t.id: len(t) for path in (out / "top").iterdir() for t in read_trajectories(path)}
+    assert all(tops[f"run {i}"] == i + 1 for i in range(10))
+    alone = tmp_path / "alone"
+    score(archive / "7.jsonl", guard, alone)
+    steps = pq.read_table(out / "steps").to_pandas().query("trajectory_id == 'run 7'")
+    assert steps.fused.tolist() == pq.read_table(alone / "steps")["fused"].to_pylist()
+
+
+@pytest.mark.usefixtures("toy_size")
+def test_who_shared_a_shard_with_an_edited_file_is_scored_again(guard: Guard, tmp_path: Path) -> None:
+    archive, out = tmp_path / "archive", tmp_path / "out"
+    for i in range(4):
+        lines(archive / f"{i}.jsonl", native(f"run {i}", "look"))
+    score(archive, guard, out)
+    lines(archive / "1.jsonl", native("edited", "look"))
+    (archive / "3.jsonl").unlink()
+    report = score(archive, guard, out)
+    assert ids(out) == ["edited", "run 0", "run 2"]
+    assert (report.run["superseded"], report.run["kept"], report.run["steps"]) == (1, 0, 3)
+    assert sorted(pq.read_table(out / "superseded" / "trajectories")["trajectory_id"].to_pylist()) == [
+        f"run {i}" for i in range(4)
+    ]
+    before = contents(out)
+    assert score(archive, guard, out).run["steps"] == 0
+    assert contents(out) == before
+
+
 # -- another job, damaged results --------------------------------------------------------------------------------------
 
 
@@ -178,9 +227,7 @@ def test_a_damaged_shard_is_named(
     assert contents(out) == before
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "[" * 100_000, '{"key": "x", "number": 0}', '{"key": 1, "number": "a"}']
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"shard": "x"}', '{"shard": 1}'])
 def test_a_damaged_record_is_named(small: None, guard: Guard, archive: Path, tmp_path: Path, content: str) -> None:
     out = tmp_path / "out"
     score(archive, guard, out)
