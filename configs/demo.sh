@@ -20,4 +20,4 @@ run evaluate "$out/run"
 run generate --config "$config" --out "$out/archive" data.drift.trajectories=200 data.drift.seed=7
 run score "$out/archive" --guard "$out/run/guard" --out "$out/scores" --store "$out/features"
 echo
-echo "Open $out/run/report/report.html; the scored archive is $out/scores/steps.parquet."
+echo "Open $out/run/report/report.html; the scored archive is $out/scores (Parquet)."

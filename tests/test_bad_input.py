@@ -27,20 +27,19 @@ def scored(archive: Path, small_run: SmallRun, out: Path, *more: object) -> dict
     done("score", archive, "--guard", small_run.guard, "--out", out, "--quiet", *more)
     counts = json.loads((out / "manifest.json").read_text())["counts"]
     assert counts["records"] == counts["converted"] + counts["rejected"]
-    assert pq.read_table(out / "steps.parquet").num_rows == counts["steps_scored"] == counts["steps"]
-    assert pq.read_table(out / "trajectories.parquet").num_rows == counts["scored"] == counts["trajectories"]
+    assert pq.read_table(out / "steps").num_rows == counts["steps"]
+    assert pq.read_table(out / "trajectories").num_rows == counts["trajectories"]
     return counts
 
 
 def not_scored(archive: Path, small_run: SmallRun, out: Path, *more: object, guard: Path | None = None) -> str:
     message = refused("score", archive, "--guard", guard or small_run.guard, "--out", out, "--quiet", *more)
-    assert not (out / "manifest.json").exists()
-    assert not list(out.glob("*.parquet"))
+    assert not any(pq.read_metadata(path).num_rows for path in out.glob("*/*.parquet"))
     return message
 
 
 def rejects(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "traces" / "rejects.jsonl").read_text().splitlines()]
+    return [json.loads(line) for path in (out / "rejects").iterdir() for line in path.read_text().splitlines()]
 
 
 # Files
@@ -68,7 +67,7 @@ def test_corrupt_gzip(small_run: SmallRun, tmp_path: Path) -> None:
     assert (counts["files"], counts["files_rejected"]) == (4, 1)
     assert 21 < counts["trajectories"] < 41
     message = not_scored(archive / "no.jsonl.gz", small_run, tmp_path / "alone")
-    assert f"{archive / 'no.jsonl.gz'}: none of the first 1 records is a trace" in message
+    assert f"{archive / 'no.jsonl.gz'}: nothing could be scored: 0 records and 1 files" in message
     assert "gzip stream is broken" in message
 
 
@@ -83,7 +82,7 @@ def test_truncated_json(small_run: SmallRun, tmp_path: Path) -> None:
         ("lines.jsonl", 1), ("array.json", 1), ("object.json", None),
     }  # fmt: skip
     assert (counts["converted"], counts["rejected"], counts["files_rejected"]) == (2, 2, 1)
-    assert f"{archive / 'object.json'}: none of the first" in not_scored(
+    assert f"{archive / 'object.json'}: nothing could be scored: 0 records and 1 files" in not_scored(
         archive / "object.json", small_run, tmp_path / "alone"
     )
 
@@ -113,7 +112,7 @@ def test_a_large_tool_output(small_run: SmallRun, tmp_path: Path, size: int) -> 
     counts = scored(archive, small_run, tmp_path / "out")
     assert (counts["records"], counts["rejected"], counts["steps"]) == (2, 0, 4)
     assert max(map(len, HashEncoder.seen)) >= size
-    steps = pq.read_table(tmp_path / "out" / "steps.parquet").to_pylist()
+    steps = pq.read_table(tmp_path / "out" / "steps").to_pylist()
     assert steps[0]["hazard"] == pytest.approx(steps[2]["hazard"], abs=1e-6)
     assert all(0 < step["fused"] < 1 for step in steps)
 
@@ -123,13 +122,13 @@ def test_ten_thousand_steps(small_run: SmallRun, tmp_path: Path) -> None:
     steps = [{"tool": f"t{i % 7}", "observation": f"saw {i % 11}"} for i in range(10_000)]
     archive = lines(tmp_path / "a.jsonl", native("short", "t0", "t1"), native("long") | {"steps": steps})
     assert scored(archive, small_run, tmp_path / "out")["steps"] == 10_002
-    table = pq.read_table(tmp_path / "out" / "steps.parquet").to_pandas()
+    table = pq.read_table(tmp_path / "out" / "steps").to_pandas()
     assert table.step[2:].tolist() == list(range(10_000))
     assert table.fused.between(0, 1).all()
     assert table.hazard[2:].nunique() > 7
     alone = lines(tmp_path / "b.jsonl", native("short", "t0", "t1"))
     scored(alone, small_run, tmp_path / "alone")
-    short = pq.read_table(tmp_path / "alone" / "steps.parquet").to_pandas()
+    short = pq.read_table(tmp_path / "alone" / "steps").to_pandas()
     np.testing.assert_allclose(short.fused, table.fused[:2], atol=1e-6)
 
 
@@ -137,7 +136,7 @@ def test_nothing_but_empty_trajectories(small_run: SmallRun, tmp_path: Path) -> 
     archive = lines(tmp_path / "a.jsonl", native("one"), chat("two"), native("three") | {"instruction": ""})
     counts = scored(archive, small_run, tmp_path / "out")
     assert (counts["trajectories"], counts["without_steps"], counts["steps"]) == (3, 3, 0)
-    assert pq.read_table(tmp_path / "out" / "trajectories.parquet")["decision"].to_pylist() == ["PASS"] * 3
+    assert pq.read_table(tmp_path / "out" / "trajectories")["decision"].to_pylist() == ["PASS"] * 3
 
 
 def test_training_on_empty_trajectories_alone(small_run: SmallRun, tmp_path: Path) -> None:
@@ -169,15 +168,14 @@ def test_a_file_without_records_has_nothing_to_score(small_run: SmallRun, tmp_pa
 def test_an_archive_of_which_nothing_is_a_trace(small_run: SmallRun, tmp_path: Path) -> None:
     archive = lines(tmp_path / "archive" / "a.jsonl", {"messages": [{"role": "user"}]}).parent
     lines(archive / "b.jsonl", {"colour": 1})
-    for message in (
-        not_scored(archive, small_run, tmp_path / "out"),
-        refused("convert", archive, "--out", tmp_path / "data"),
-    ):
-        assert (
-            f"{archive}: nothing could be converted: 1 records and 1 files were rejected; the first: a.jsonl" in message
-        )
+    refusals = {
+        not_scored(archive, small_run, tmp_path / "out"): f"scored: {{}} (reasons in {tmp_path / 'out' / 'rejects'}); ",
+        refused("convert", archive, "--out", tmp_path / "data"): "converted: {}; ",
+    }
+    for message, expected in refusals.items():
+        counted = expected.format("1 records and 1 files were rejected")
+        assert f"{archive}: nothing could be {counted}the first: a.jsonl" in message
         assert "record 0: messages: no user or system text" in message
-    assert not (tmp_path / "out").exists()
     assert not (tmp_path / "data").exists()
 
 
@@ -187,7 +185,7 @@ def test_what_a_summary_must_not_hide(small_run: SmallRun, tmp_path: Path) -> No
     (archive / "c").symlink_to(tmp_path)
     said = done("score", archive, "--guard", small_run.guard, "--out", tmp_path / "out", "--quiet").out
     assert "not read: c (a link to a folder, not followed)\n" in said
-    assert "1 of 2 files rejected, none of whose records is a trace\n" in said
+    assert "1 of 2 files rejected\n" in said
     assert "2 records, 1 rejected: 1 trajectories" in said
 
 

@@ -214,9 +214,10 @@ def test_score(small_run: SmallRun, tmp_path: Path) -> None:
     assert f"wrote {tmp_path / 'out'}" in said
     decided = json.loads((tmp_path / "out" / "manifest.json").read_text())["decisions"]
     assert "trajectories: " + ", ".join(f"{n} {name}" for name, n in decided.items()) in said
-    assert pq.read_table(tmp_path / "out" / "steps.parquet").num_rows == 2
-    message = refused("score", archive, "--guard", small_run.guard, "--out", tmp_path / "out", "--quiet")
-    assert f"--out {tmp_path / 'out'}: holds results already" in message
+    assert pq.read_table(tmp_path / "out" / "steps").num_rows == 2
+    assert "this run: 2 steps scored, 6 texts embedded" in said
+    again = done("score", archive, "--guard", small_run.guard, "--out", tmp_path / "out", "--quiet").out
+    assert "this run: 0 steps scored, 0 texts embedded" in again
 
 
 def test_bars_are_shown_unless_quiet(small_run: SmallRun, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(small_run: Smal
     for run in (small_run.run, tmp_path / "again"):
         out = tmp_path / f"scores of {run.name}"
         done("score", small_run.data, "--guard", run / "guard", "--out", out, "--store", small_run.store, "--quiet")
-        tables.append([pq.read_table(out / f"{name}.parquet") for name in ("steps", "trajectories")])
+        tables.append([pq.read_table(out / name) for name in ("steps", "trajectories")])
     assert tables[0][0].equals(tables[1][0])
     assert tables[0][1].equals(tables[1][1])
     done(*small_run.train(tmp_path / "other", "train.seed=1", "stage1.steps=0", "stage2.steps=0"))

@@ -15,6 +15,8 @@ from jaxguard.types import JaxguardError, Step, Trajectory
 
 TEMPLATE_VERSION = 1
 
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryTexts:
@@ -41,6 +43,8 @@ def well_formed(text: str) -> str:
 
     Python strings may hold surrogates (``json.loads`` lets them through), UTF-8 and tokenizers may not.
     """
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -62,11 +66,7 @@ def action_text(step: Step, *, thought: bool = False) -> str:
         arguments = step.raw_arguments
     else:
         try:
-            arguments = json.dumps(
-                {} if step.arguments is None else dict(step.arguments),
-                ensure_ascii=False,
-                separators=(",", ":"),
-            )
+            arguments = _ENCODE({} if step.arguments is None else dict(step.arguments))
         except (TypeError, ValueError, RecursionError) as error:
             raise JaxguardError(
                 f"arguments of call {step.call_id!r} to {step.tool!r}: expected a JSON object, got one that "

@@ -140,10 +140,13 @@ def score_archive(
                 run.counts.update(more.counts)
         finally:
             bar.close()
-        return _finish(job, guard, run, tidied, sources, skipped, round(time.perf_counter() - begin, 3), bar.steps)
+        return _finish(
+            archive, job, guard, run, tidied, sources, skipped, round(time.perf_counter() - begin, 3), bar.steps
+        )
 
 
 def _finish(
+    archive: str | os.PathLike[str],
     job: Job,
     guard: Guard,
     run: Run,
@@ -183,8 +186,8 @@ def _finish(
     if not counts["trajectories"] and (counts["rejected"] or counts["files_rejected"]):
         first = next(iter(run.unread.values()), "") or _first_reject(job)
         raise JaxguardError(
-            f"{job.folder}: nothing could be scored: {counts['rejected']} records and {counts['files_rejected']} files "
-            f"were rejected; the first: {first}"
+            f"{archive}: nothing could be scored: {counts['rejected']} records and {counts['files_rejected']} files "
+            f"were rejected (reasons in {job.folder / 'rejects'}); the first: {first}"
         )
     return ScoreReport(counts, decisions, seconds, done, watch.alarm_at, skipped, run.unread)
 

@@ -219,19 +219,24 @@ class Run:
 
     def _embedding(self) -> None:
         while (block := self._read.get()) is not _END:
-            texts = list(block.texts())
-            distinct = list(dict.fromkeys(texts))
-            missing = self._store.missing(distinct)
+            distinct = list(dict.fromkeys(block.texts()))
             self.counts["texts"] += len(distinct)
-            for first in range(0, len(missing), TEXTS_PER_CALL):
-                if self._failed.is_set():
-                    raise Stopped
-                part = missing[first : first + TEXTS_PER_CALL]
-                vectors = self._guard.encoder.encode(part, self._progress.embedded)
-                self.counts["texts_embedded"] += self._store.add(part, vectors)
-            block.look_up(self._store.rows(texts))
+            rows = self._store.find(distinct)
+            if (rows < 0).any():
+                self._add_missing([distinct[i] for i in np.flatnonzero(rows < 0).tolist()])
+                rows = self._store.rows(distinct)
+            block.look_up(dict(zip(distinct, rows.tolist(), strict=True)))
             self._embedded.put(block)
         self._embedded.put(_END)
+
+    def _add_missing(self, texts: list[str]) -> None:
+        missing = self._store.missing(texts)  # another process may have stored some
+        for first in range(0, len(missing), TEXTS_PER_CALL):
+            if self._failed.is_set():
+                raise Stopped
+            part = missing[first : first + TEXTS_PER_CALL]
+            vectors = self._guard.encoder.encode(part, self._progress.embedded)
+            self.counts["texts_embedded"] += self._store.add(part, vectors)
 
     def _scoring(self) -> None:
         # A call of the scorer ends when nothing is ready, so that no finished one waits for texts being embedded.

@@ -45,8 +45,6 @@ _TRAJECTORY_DEFAULTS: dict[str, Any] = {
     "source": "",
     "metadata": {},
 }
-_STEP_FIELDS = {"tool", "arguments", "call_id", *_STEP_DEFAULTS}
-_TRAJECTORY_FIELDS = {"jaxguard", "id", "instruction", "steps", *_TRAJECTORY_DEFAULTS}
 _MISSING = object()
 
 
@@ -92,8 +90,12 @@ def from_json(record: Mapping[str, Any]) -> Trajectory:
     version = record.get("jaxguard", _MISSING)
     if version != SCHEMA_VERSION or version is True:
         raise _error("jaxguard", version, f"schema version {SCHEMA_VERSION}")
-    _refuse_unknown(record, _TRAJECTORY_FIELDS, "")
-    steps = _get(record, "steps", list, "a list of steps")
+    _check(record, _TRAJECTORY_TYPES)
+    for name in ("id", "instruction", "steps"):
+        if name not in record:
+            expected = "a non-empty string" if name == "id" else _EXPECTED[_TRAJECTORY_TYPES[name]]
+            raise _error(name, _MISSING, expected)
+    steps = record["steps"]
     made: list[Step] = []
     for index, step in enumerate(steps):
         made.append(_step_from_json(step, index, made[-1].observation if made else ""))
@@ -104,67 +106,87 @@ def from_json(record: Mapping[str, Any]) -> Trajectory:
         seen.add(step.call_id)
     try:
         return Trajectory(
-            id=_get(record, "id", str, "a non-empty string"),
-            instruction=_get(record, "instruction", str, "a string"),
-            steps=tuple(made),
-            unsafe=_get(record, "unsafe", bool | None, "true, false or null"),
-            first_hazard=_get(record, "first_hazard", int | None, "a step index or null"),
-            timing=_get(record, "timing", bool, "true or false"),
-            group=_get(record, "group", str, "a string"),
-            final_observation=_get(record, "final_observation", str, "a string"),
-            source=_get(record, "source", str, "a string"),
-            metadata=_get(record, "metadata", dict, "an object"),
+            **{"steps": tuple(made)}
+            | {name: value for name, value in record.items() if name not in ("jaxguard", "steps")}
         )
-    except SchemaError:
-        raise
     except JaxguardError as error:
         raise SchemaError(str(error)) from error
 
 
 def _step_from_json(record: Any, index: int, observation_before: str) -> Step:
-    where = f"steps[{index}]."
     if not isinstance(record, dict):
         raise _error(f"steps[{index}]", record, "an object")
-    _refuse_unknown(record, _STEP_FIELDS, where)
-    raw = _get(record, "raw_arguments", str | None, "a string or null", where)
-    arguments = record.get("arguments", {} if raw is None else None)
-    if raw is None and not isinstance(arguments, dict):
-        raise _error(where + "arguments", arguments, "an object")
+    _check(record, _STEP_TYPES, f"steps[{index}].")
+    get = record.get
+    raw = get("raw_arguments")
+    arguments = get("arguments", _MISSING)
+    if arguments is _MISSING:
+        arguments = {} if raw is None else None
+    if raw is None and arguments is None:
+        raise _error(f"steps[{index}].arguments", arguments, "an object")
     if raw is not None and arguments is not None:
-        raise _error(where + "arguments", arguments, "null, because raw_arguments is given")
-    tool = _get(record, "tool", str, "a non-empty string", where)
-    if not tool:
-        raise _error(where + "tool", tool, "a non-empty string")
-    parallel = _get(record, "parallel", bool, "true or false", where)
+        raise _error(f"steps[{index}].arguments", arguments, "null, because raw_arguments is given")
+    if not (tool := get("tool", _MISSING)) or tool is _MISSING:
+        raise _error(f"steps[{index}].tool", tool, "a non-empty string")
+    parallel = get("parallel", False)
     return Step(
-        tool=tool,
-        arguments=arguments,
-        call_id=_get(record, "call_id", str, "a string", where, default=f"call_{index}"),
-        observation=_get(record, "observation", str, "a string", where, default=observation_before if parallel else ""),
-        raw_arguments=raw,
-        hazard=_get(record, "hazard", bool | None, "true, false or null", where),
-        thought=_get(record, "thought", str, "a string", where),
-        parallel=parallel,
-        unobserved=_get(record, "unobserved", bool, "true or false", where),
+        tool,
+        arguments,
+        get("call_id", f"call_{index}"),
+        get("observation", observation_before if parallel else ""),
+        raw,
+        get("hazard"),
+        get("thought", ""),
+        parallel,
+        get("unobserved", False),
     )
 
 
-def _get(
-    record: Mapping[str, Any], name: str, kind: Any, expected: str, where: str = "", default: Any = _MISSING
-) -> Any:
-    if default is _MISSING:
-        default = (_STEP_DEFAULTS if where else _TRAJECTORY_DEFAULTS).get(name, _MISSING)
-    value = record.get(name, default)
-    # bool is an int in Python, but not in JSON.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, int | None)):
-        raise _error(where + name, value, expected)
-    return value
+_EXPECTED = {
+    (str,): "a string",
+    (str, type(None)): "a string or null",
+    (bool,): "true or false",
+    (bool, type(None)): "true, false or null",
+    (int, type(None)): "a step index or null",
+    (dict,): "an object",
+    (dict, type(None)): "an object",
+    (list,): "a list of steps",
+}
+# Exact types, because bool is an int in Python, but not in JSON.
+_STEP_TYPES: dict[str, tuple[type, ...]] = {
+    "tool": (str,),
+    "arguments": (dict, type(None)),
+    "call_id": (str,),
+    "observation": (str,),
+    "raw_arguments": (str, type(None)),
+    "hazard": (bool, type(None)),
+    "thought": (str,),
+    "parallel": (bool,),
+    "unobserved": (bool,),
+}
+_TRAJECTORY_TYPES: dict[str, tuple[type, ...]] = {
+    "jaxguard": (int,),
+    "id": (str,),
+    "instruction": (str,),
+    "steps": (list,),
+    "unsafe": (bool, type(None)),
+    "first_hazard": (int, type(None)),
+    "timing": (bool,),
+    "group": (str,),
+    "final_observation": (str,),
+    "source": (str,),
+    "metadata": (dict,),
+}
 
 
-def _refuse_unknown(record: Mapping[str, Any], known: set[str], where: str) -> None:
-    for name in record:
-        if name not in known:
-            raise SchemaError(f"{where}{name}: unknown field, expected one of {', '.join(sorted(known))}")
+def _check(record: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], where: str = "") -> None:
+    """Refuses fields that are unknown or of another type; what is not there is not looked at."""
+    for name, value in record.items():
+        known = types.get(name)
+        if known is None:
+            raise SchemaError(f"{where}{name}: unknown field, expected one of {', '.join(sorted(types))}")
+        if type(value) not in known:
+            raise _error(where + name, value, "a non-empty string" if name in ("tool", "id") else _EXPECTED[known])
 
 
 def _error(field: str, value: object, expected: str) -> SchemaError:

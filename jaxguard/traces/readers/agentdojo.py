@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def _labelled(steps: tuple[Step, ...], hazard: int | None, achieved: bool | None
         labels: list[bool | None] = [False] * hazard + [True if achieved else None] + [None] * len(steps)
     else:
         labels = [False if achieved is False else None] * len(steps)
-    return tuple(replace(step, hazard=label) for step, label in zip(steps, labels, strict=False))
+    return tuple(step.marked(label, step.unobserved) for step, label in zip(steps, labels, strict=False))
 
 
 def _achieved(record: Record) -> bool | None:

@@ -10,7 +10,8 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from jaxguard.traces.files import MAX_DEPTH, is_deep, repeated_key
@@ -273,7 +274,7 @@ class _State:
             found = self.written_call or f"{where}: {self.results} tool results"
             raise RecordError(f"{found}, but no call in tool_calls, function_call or a {_CALL_PART} part")
         for index in self.open_calls.open:
-            self.steps[index] = replace(self.steps[index], unobserved=True)
+            self.steps[index] = self.steps[index].marked(None, True)
         return Conversation(
             instruction=instruction,
             steps=tuple(self.steps),
@@ -326,7 +327,7 @@ def _refuse_other_notations(message: Mapping[str, Any], at: str, *notations: re.
             (f"{at}.content[{number}]", kind) for kind in kinds if isinstance(kind, str) and kind not in known_kinds
         ]
     for place, name in names:
-        if any(notation.fullmatch(_letters(name)) for notation in notations):
+        if any(_is_written(name, notation) for notation in notations):
             raise RecordError(
                 f"{place}: {name!r} is not read, expected tool_calls or {_CALL_PART} and {_RESULT_PART} parts"
             )
@@ -337,8 +338,9 @@ def refuse_unread(message: Mapping[str, Any], at: str) -> None:
     _refuse_other_notations(message, at, _OTHER_CALLS, _OTHER_RESULTS)
 
 
-def _letters(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "")
+@lru_cache(maxsize=4_096)
+def _is_written(name: str, notation: re.Pattern[str]) -> bool:
+    return notation.fullmatch(name.lower().replace("_", "").replace("-", "")) is not None
 
 
 def refuse_calls_beside(record: Mapping[str, Any], name: str) -> None:

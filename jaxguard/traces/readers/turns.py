@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jaxguard.types import Step
@@ -43,7 +43,7 @@ class StepBuilder:
         if text is None:
             return
         for index in range(len(self.steps) - self._open, len(self.steps)):
-            self.steps[index] = replace(self.steps[index], unobserved=False)
+            self.steps[index] = self.steps[index].marked(self.steps[index].hazard, False)
         self._open = 0
         if text:
             self._seen.append(text)
@@ -104,4 +104,4 @@ def group_key(kind: str, text: str) -> str:
 
 def with_hazards(steps: Sequence[Step], hazards: Sequence[bool | None]) -> tuple[Step, ...]:
     """The steps with one hazard label each (``None``: not known)."""
-    return tuple(replace(step, hazard=hazard) for step, hazard in zip(steps, hazards, strict=True))
+    return tuple(step.marked(hazard, step.unobserved) for step, hazard in zip(steps, hazards, strict=True))
