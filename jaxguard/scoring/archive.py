@@ -68,10 +68,15 @@ class _Bar(Progress):
         self._bar = tqdm(total=total, desc="score", unit="B", unit_scale=True, disable=not show)
         self._begin = time.perf_counter()
         self.steps = self.windows = 0
+        self._file, self._position = "", 0
 
-    def file_done(self, source: Source) -> None:
-        with self._lock:
-            self._bar.update(source.size)
+    def read(self, source: Source, position: int) -> None:
+        if source.name != self._file:
+            self._file, self._position = source.name, 0
+        if position > self._position:
+            with self._lock:
+                self._bar.update(position - self._position)
+            self._position = position
 
     def embedded(self, windows: int) -> None:
         with self._lock:

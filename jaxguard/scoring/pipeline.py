@@ -47,8 +47,8 @@ class Stopped(Exception):
 class Progress:
     """What a run has done so far; a subclass shows it. Called from several threads."""
 
-    def file_done(self, source: Source) -> None:
-        """All of a file's blocks are read."""
+    def read(self, source: Source, position: int) -> None:
+        """So many bytes of a file are read; all of its size when it is done, or passed over."""
 
     def embedded(self, windows: int) -> None:
         """So many windows more were encoded."""
@@ -176,7 +176,7 @@ class Run:
                         self._read_file(reader, source, path)
                 except SourceError as error:
                     self.unread[source.name] = str(error)
-                self._progress.file_done(source)
+                self._progress.read(source, source.size)
             self._put_small()
         self._read.put(_END)
 
@@ -189,7 +189,12 @@ class Run:
         if key in self._taken or self._job.is_done(key):
             self.keys[source.name] = key
             return
-        for block in blocks(reader.read_local(path), key, source.name, self._guard.config.data.thought):
+        whole = os.path.getsize(path) or 1
+
+        def at(position: int) -> None:  # what was unzipped has another size than what is listed
+            self._progress.read(source, source.size * position // whole)
+
+        for block in blocks(reader.read_local(path, at), key, source.name, self._guard.config.data.thought):
             after = os.stat(path)
             if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
                 raise SourceError("the file changed while it was read; run again when it is complete")

@@ -21,7 +21,8 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -86,11 +87,15 @@ def load_json(path: Path) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def read_records(path: Path) -> Iterator[Parsed | Broken]:
+def read_records(path: Path, at: Callable[[int], object] | None = None) -> Iterator[Parsed | Broken]:
     """The records of a file in order.
 
     Gzip and Parquet are recognised by their first bytes, not by the name. A bare list of chat messages (a line, or
     the whole file) is one record, ``{"messages": [...]}``; a list that starts with a name is ``{"array": [...]}``.
+
+    Args:
+        path: The file.
+        at: Told, from time to time, how many bytes of it are read.
 
     Raises:
         OSError: The file cannot be opened or the disk fails; broken content never raises.
@@ -109,11 +114,12 @@ def read_records(path: Path) -> Iterator[Parsed | Broken]:
 
             yield from read_samples(path)
             return
-        if not zipped:
-            yield from _records(raw, path.name)
-            return
-        with gzip.GzipFile(fileobj=raw, mode="rb") as unzipped:
-            yield from _records(io.BufferedReader(_Unzipped(unzipped), _BUFFER), path.name)
+        with gzip.GzipFile(fileobj=raw, mode="rb") if zipped else nullcontext() as unzipped:
+            text = raw if unzipped is None else io.BufferedReader(_Unzipped(unzipped), _BUFFER)
+            for item in _records(text, path.name):
+                if at is not None:
+                    at(raw.tell())
+                yield item
 
 
 class _Unzipped(io.RawIOBase):

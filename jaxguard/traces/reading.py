@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,20 +86,23 @@ class ArchiveReader:
                 return
             yield from self.read_local(file)
 
-    def read_local(self, file: Path) -> Iterator[Outcome]:
-        """As :meth:`read`, for a file on this machine with its side files beside it."""
+    def read_local(self, file: Path, at: Callable[[int], object] | None = None) -> Iterator[Outcome]:
+        """As :meth:`read`, for a file on this machine with its side files beside it; ``at`` as in ``read_records``."""
         if self._companions is None or self._companions.folder != file.parent:
             self._companions = Companions(file.parent)
-        yield from read_file(file, self._companions, self._forced)
+        yield from read_file(file, self._companions, self._forced, at)
 
 
-def read_file(file: Path, companions: Companions, forced: Reader | None = None) -> Iterator[Outcome]:
+def read_file(
+    file: Path, companions: Companions, forced: Reader | None = None, at: Callable[[int], object] | None = None
+) -> Iterator[Outcome]:
     """All records of a file, in order, each as trajectories or as a reject.
 
     Args:
         file: Local; a file that cannot be opened or read on becomes a reject.
         companions: Those of the file's folder.
         forced: The reader of every record; recognised record by record where it is ``None``.
+        at: Told how many bytes of the file are read.
 
     Raises:
         JaxguardError: A side file is broken.
@@ -108,7 +111,7 @@ def read_file(file: Path, companions: Companions, forced: Reader | None = None) 
     known = forced is not None
     held: list[Outcome] = []  # until the file proves to be of a known format
     unknown: list[Parsed] = []  # records among ``held`` that another record's format may explain
-    items = _items(file)
+    items = _items(file, at)
     for item in items:
         if isinstance(item, Broken):
             held.append(Outcome(item.position, reason=item.reason))
@@ -196,11 +199,11 @@ def _read_whole(
         yield _read(reader, item, Context(file, position, loaded))
 
 
-def _items(file: Path) -> Iterator[Parsed | Broken]:
+def _items(file: Path, at: Callable[[int], object] | None) -> Iterator[Parsed | Broken]:
     """The file's records; a file that cannot be opened or read on must not lose the others."""
     position = 0
     try:
-        for item in read_records(file):
+        for item in read_records(file, at):
             position = item.position + 1
             yield item
     except OSError as error:
