@@ -127,6 +127,8 @@ def score_archive(
     begin = time.perf_counter()
     with locked(out):
         job = Job(out, wanted)
+        assert guard.calibration is not None
+        job.keep_calibration(guard.calibration.to_json())
         bar = _Bar(sources, progress)
         run = Run(sources, guard, _opened(features, guard), job, forced, bar)
         try:
