@@ -15,7 +15,7 @@ from markupsafe import Markup
 from jaxguard.evaluation import plots
 from jaxguard.evaluation.archive import KEYS, PLACES, Archive, read_archive
 from jaxguard.evaluation.archive_leads import CANDIDATES, EACH, Lead
-from jaxguard.evaluation.diagnosis_page import Line, line_chart
+from jaxguard.evaluation.lines import Line, line_chart
 from jaxguard.evaluation.pages import write_page
 from jaxguard.evaluation.svg import COLORS
 from jaxguard.evaluation.table import WIDTH
@@ -204,7 +204,7 @@ def _drift(archive: Archive) -> str:
     if d.p_value >= SURE:
         return f"{text}Their maxima of the fused risk are, as far as can be told, distributed like {theirs} ({found})."
     direction = "higher" if d.below[0] < d.below[1] else "lower"
-    size = "little" if d.distance < 0.1 else "clearly" if d.distance < 0.25 else "much"
+    size = "a little" if d.distance < 0.1 else "clearly" if d.distance < 0.25 else "much"
     return (
         f"{text}Their maxima of the fused risk are {size} {direction} than {theirs} ({found}): "
         f"{100 * d.below[0]:.1f} % of them are at or below {_risk(d.at)}, of the calibration set "
