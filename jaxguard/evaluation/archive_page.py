@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from jaxguard.evaluation import plots
 from jaxguard.evaluation.archive import KEYS, PLACES, Archive, read_archive
-from jaxguard.evaluation.archive_leads import CANDIDATES, EACH, Lead
+from jaxguard.evaluation.archive_leads import EACH, Lead
 from jaxguard.evaluation.lines import Line, line_chart
 from jaxguard.evaluation.pages import write_page
 from jaxguard.evaluation.svg import COLORS
@@ -141,7 +141,7 @@ def _write(path: Path, archive: Archive) -> Path:
         lead=_scored(archive),
         warnings=warnings(archive),
         cards=_cards(archive),
-        leads=[_lead(own) for own in archive.leads],
+        leads=[_lead(own, archive.candidates) for own in archive.leads],
         leads_note=f"The most severe decision first, then the highest fused risk, at most {EACH} with the same "
         f"instruction (numbers aside), of the {archive.candidates:,} riskiest trajectories. Arguments and observations "
         "are shown around the riskiest step; a step is judged before it runs.",
@@ -299,7 +299,7 @@ def _cells(name: str, row: Row) -> tuple[str, list[tuple[str, str]]]:
     ]
 
 
-def _lead(lead: Lead) -> dict[str, Any]:
+def _lead(lead: Lead, candidates: int) -> dict[str, Any]:
     shown = range(len(lead.scores))
     label = {True: ", labelled unsafe", False: ", labelled safe", None: ""}[lead.scores.unsafe]
     cut = (
@@ -308,7 +308,7 @@ def _lead(lead: Lead) -> dict[str, Any]:
         else ""
     )
     more = (
-        f"{lead.more:,} more of the {CANDIDATES:,} riskiest are nearly the same and are not shown." if lead.more else ""
+        f"{lead.more:,} more of the {candidates:,} riskiest are nearly the same and are not shown." if lead.more else ""
     )
     return {
         "decision": lead.decision,
