@@ -102,7 +102,6 @@ class Archive:
         decisions: Trajectories by their worst decision.
         breakdowns: Steps by ``source`` (the format), ``tool``, ``service`` and ``domain``.
         leads: Trajectories to read first.
-        candidates: Riskiest trajectories among which they were chosen.
         drift: Against the calibration set.
         detection: None where nothing has a label.
         reasons: Of rejects, by what groups them; the most frequent first.
@@ -114,7 +113,6 @@ class Archive:
     decisions: Mapping[str, int]
     breakdowns: Mapping[str, Tally]
     leads: list[Lead]
-    candidates: int
     drift: Drift
     detection: Detection | None
     reasons: Mapping[str, Reason]
@@ -135,7 +133,7 @@ def read_archive(folder: Path) -> Archive:
     reasons, other = _reasons(results)
     leads = survey.leads.chosen(results)
     return Archive(
-        results, survey.decisions, survey.tallies, leads, len(survey.leads), survey.drift(), survey.detection(),
+        results, survey.decisions, survey.tallies, leads, survey.drift(), survey.detection(),
         reasons, other, _incomplete(results.shards),
     )  # fmt: skip
 
@@ -203,7 +201,7 @@ class _Survey:
                 self.tallies[name].add(list(names[name]), of[done:stop], decision, hazard)
             read_tools(finalists, done, own, tool)
             done = stop
-        self.leads.take(finalists)
+        self.leads.take(results, shard, finalists)
 
     def _trajectories(self, shard: Shard, batch: pa.RecordBatch, row: int) -> list[Finalist]:
         decision = _decisions(batch)

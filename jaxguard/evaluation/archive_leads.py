@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,14 +23,16 @@ from jaxguard.types import Decision, Trajectory
 
 SHOWN = 20
 EACH = 2
-"""Trajectories shown of one instruction, numbers aside; without texts, of one sequence of tools."""
-CANDIDATES = 400
-"""Riskiest trajectories of the archive among which those shown are chosen."""
+"""Trajectories shown of one instruction, numbers aside; of one sequence of tools, where the texts are not there."""
+PER_SHARD = 50
+"""Riskiest trajectories of each shard among which those shown are chosen."""
+GROUPS = 400
+"""Groups of nearly the same ones that are kept while shards are read, those with the riskiest trajectories."""
 MOST_STEPS = 60
 """Steps of a timeline."""
 AROUND = 2
 """Steps before and after the riskiest that are shown with their texts."""
-_TOOLS_COMPARED = 200
+_TOOLS_COMPARED = 50
 _TEXTS = ("tool", "decision")
 
 
@@ -64,7 +65,7 @@ class Lead:
         first: Number of the step that ``scores`` starts with.
         scores: The steps around the riskiest one, which ``tools`` names.
         near: Those nearest to it, with texts.
-        more: Candidates that are nearly the same and are not shown.
+        more: Others that are nearly the same and are not shown, at least so many.
     """
 
     id: str
@@ -94,16 +95,23 @@ class Finalist:
     length: int
     start: int = 0
     tools: hashlib._Hash = field(default_factory=hashlib.sha256)
+    group: bytes = b""
+
+
+@dataclass
+class _Group:
+    """Trajectories that are nearly the same."""
+
+    best: list[Finalist] = field(default_factory=list)
+    count: int = 0
 
 
 class Leads:
     """Finds the candidates in one pass."""
 
     def __init__(self) -> None:
-        self._best: list[Finalist] = []
-
-    def __len__(self) -> int:
-        return len(self._best)
+        self._groups: dict[bytes, _Group] = {}
+        self._least: tuple[float, float, int] | None = None  # rank that a trajectory must be before, to make a group
 
     def wanted(
         self,
@@ -127,11 +135,11 @@ class Leads:
         lengths = np.asarray(batch.column("steps"))
         high = np.nan_to_num(fused.astype(np.float64), nan=np.inf, posinf=np.inf)
         fit = lengths > 0
-        if len(self._best) == CANDIDATES:
-            severity, risk, _ = self._best[-1].rank
+        if self._least is not None:
+            severity, risk, _ = self._least
             fit &= (-decision.astype(float) < severity) | ((-decision == severity) & (-high < risk))
         rows = np.flatnonzero(fit)
-        order = rows[np.lexsort((rows, -high[rows], -decision[rows].astype(float)))][:CANDIDATES]
+        order = rows[np.lexsort((rows, -high[rows], -decision[rows].astype(float)))][:PER_SHARD]
         ids = batch.column("trajectory_id")
         return [
             Finalist(
@@ -144,9 +152,23 @@ class Leads:
             for i in order.tolist()
         ]
 
-    def take(self, finalists: Sequence[Finalist]) -> None:
-        """Keeps the best of these and of those before."""
-        self._best = sorted([*self._best, *finalists], key=lambda own: own.rank)[:CANDIDATES]
+    def take(self, results: Results, shard: Shard, finalists: Sequence[Finalist]) -> None:
+        """Takes up those of a shard, once their tools are known.
+
+        Raises:
+            ResultsError: The texts that it keeps are missing or damaged.
+        """
+        if not finalists:
+            return
+        instructions = {_digest(own.id): _digest(_template(own.instruction)) for own in results.top(shard)}
+        for own in sorted(finalists, key=_rank)[:PER_SHARD]:
+            own.group = instructions.get(own.id_digest, own.tools.digest())
+            group = self._groups.setdefault(own.group, _Group())
+            group.best = sorted([*group.best, own], key=_rank)[:EACH]
+            group.count += 1
+        if len(self._groups) > GROUPS:
+            kept = sorted(self._groups.items(), key=lambda item: item[1].best[0].rank)[:GROUPS]
+            self._groups, self._least = dict(kept), kept[-1][1].best[0].rank
 
     def chosen(self, results: Results) -> list[Lead]:
         """The trajectories to show, the riskiest first.
@@ -154,28 +176,27 @@ class Leads:
         Raises:
             ResultsError: A file is missing or damaged.
         """
-        instructions: dict[str, dict[bytes, bytes]] = {}
-        taken: Counter[bytes] = Counter()
-        more: defaultdict[bytes, int] = defaultdict(int)
-        shown: list[tuple[bytes, Finalist]] = []
-        for own in self._best:
-            if own.shard.name not in instructions:
-                instructions[own.shard.name] = {
-                    _digest(trajectory.id): _digest(_template(trajectory.instruction))
-                    for trajectory in results.top(own.shard)
-                }
+        shown: dict[bytes, list[Finalist]] = {}
+        with_tools: dict[bytes, list[bytes]] = {}  # groups of which one was shown, by its tools
+        more = {group: own.count for group, own in self._groups.items()}
+        for own in sorted((own for group in self._groups.values() for own in group.best), key=_rank):
             tools = own.tools.digest()
-            group = instructions[own.shard.name].get(own.id_digest, tools)
-            if taken[group] >= EACH:
-                more[group] += 1
-            elif len(shown) < SHOWN:
-                taken.update({group, tools})
-                shown.append((group, own))
-        first = {group: i for i, (group, _) in reversed(list(enumerate(shown)))}
-        return [
-            replace(_lead(results, own), more=more[group] if first[group] == i else 0)
-            for i, (group, own) in enumerate(shown)
-        ]
+            alike = with_tools.setdefault(tools, [])
+            if own.group == tools and own.group not in shown and len(alike) >= EACH:
+                more[alike[0]] += more.pop(own.group, 0)  # no text tells it from those
+            elif sum(map(len, shown.values())) < SHOWN:
+                shown.setdefault(own.group, []).append(own)
+                alike.append(own.group)
+        made = []
+        for group, members in shown.items():
+            for own in members:
+                rest = more[group] - len(members) if own is members[0] else 0
+                made.append((own.rank, replace(_lead(results, own), more=rest)))
+        return [lead for _, lead in sorted(made, key=lambda item: item[0])]
+
+
+def _rank(own: Finalist) -> tuple[float, float, int]:
+    return own.rank
 
 
 def read_tools(finalists: Sequence[Finalist], at: int, names: Sequence[str], codes: NDArray[np.int64]) -> None:

@@ -141,9 +141,9 @@ def _write(path: Path, archive: Archive) -> Path:
         lead=_scored(archive),
         warnings=warnings(archive),
         cards=_cards(archive),
-        leads=[_lead(own, archive.candidates) for own in archive.leads],
-        leads_note=f"The most severe decision first, then the highest fused risk, at most {EACH} with the same "
-        f"instruction (numbers aside), of the {archive.candidates:,} riskiest trajectories. Arguments and observations "
+        leads=[_lead(own) for own in archive.leads],
+        leads_note=f"The most severe decision first, then the highest fused risk, at most {EACH} of one instruction "
+        "(numbers aside) or, where the folder does not hold it, of one sequence of tools. Arguments and observations "
         "are shown around the riskiest step; a step is judged before it runs.",
         legend=Markup(plots.legend()),
         breakdowns=[made for key in ("tool", *KEYS, "source") if (made := _breakdown(key, archive.breakdowns[key]))],
@@ -236,18 +236,19 @@ def _figures(archive: Archive) -> list[tuple[str, str, Markup]]:
          line_chart("Share of the archive against share of the calibration set", lines, x_label="share of calibration "
                     "trajectories at or below", y_label="share of the archive's", high=1.0))
     )  # fmt: skip
-    x = [(i + 0.5) * d.n / PLACES for i in range(PLACES)]
+    unit, unit_name = (1_000, "trajectory, thousands") if d.n >= 100_000 else (1, "trajectory")
+    x = [(i + 0.5) * d.n / PLACES / unit for i in range(PLACES)]
     lines = [
         Line("HOLD or BLOCK", _known(x, d.places[:, 0]), COLORS["unsafe"]),
         Line("mean rank", _known(x, d.places[:, 1]), COLORS["safe"]),
-        Line(f"{alpha:g}: most expected of safe ones", [(0, alpha), (d.n, alpha)], COLORS["muted"], "3 4"),
+        Line(f"expected at most {alpha:g}", [(0, alpha), (d.n / unit, alpha)], COLORS["muted"], "3 4"),
     ]
     if d.alarm_at is not None:
-        lines.append(Line("alarm", [(d.alarm_at, 0), (d.alarm_at, 1)], COLORS["block"], "6 4"))
+        lines.append(Line("alarm", [(d.alarm_at / unit, 0), (d.alarm_at / unit, 1)], COLORS["block"], "6 4"))
     found.append(
         ("Along the archive", "Share of alerting trajectories, and mean rank among the calibration maxima (0.5 without "
          "drift), in the order of files and records.",
-         line_chart("Alerts along the archive", lines, x_label="trajectory", y_label="share, rank", high=1.0))
+         line_chart("Alerts along the archive", lines, x_label=unit_name, y_label="share, rank", high=1.0))
     )  # fmt: skip
     return found
 
@@ -299,7 +300,7 @@ def _cells(name: str, row: Row) -> tuple[str, list[tuple[str, str]]]:
     ]
 
 
-def _lead(lead: Lead, candidates: int) -> dict[str, Any]:
+def _lead(lead: Lead) -> dict[str, Any]:
     shown = range(len(lead.scores))
     label = {True: ", labelled unsafe", False: ", labelled safe", None: ""}[lead.scores.unsafe]
     cut = (
@@ -307,12 +308,10 @@ def _lead(lead: Lead, candidates: int) -> dict[str, Any]:
         if len(shown) < lead.steps
         else ""
     )
-    more = (
-        f"{lead.more:,} more of the {candidates:,} riskiest are nearly the same and are not shown." if lead.more else ""
-    )
+    more = f"At least {lead.more:,} more are nearly the same and are not shown." if lead.more else ""
     return {
         "decision": lead.decision,
-        "verdict": f"{lead.decision} at step {lead.peak:,}, fused {_risk(lead.max_fused)}",
+        "verdict": f"{lead.decision} at step {lead.peak:,}, fused up to {_risk(lead.max_fused)}",
         "place": f"{lead.file}, record {lead.record}",
         "id": clip(lead.id, 80) + (f" · {lead.source}" if lead.source else "") + label,
         "instruction": lead.instruction,

@@ -319,13 +319,23 @@ def test_one_template_does_not_fill_the_list(tmp_path: Path) -> None:
     assert [lead.more for lead in leads] == [28, 0, 0, 3, 0]
     assert [lead.instruction is None for lead in leads] == [False] * 3 + [True] * 2
     page = page_of(tmp_path / "a")
-    assert "28 more of the 36 riskiest are nearly the same" in page
+    assert "At least 28 more are nearly the same" in page
     assert "Its texts are not in the folder of results" in page
 
 
+def test_a_template_of_many_shards_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do those of which the folder holds no text, where others with the same tools were shown with theirs."""
+    monkeypatch.setattr(archive_leads, "PER_SHARD", 10)
+    template = [{"fused": [0.99], "text": "Send parcel 3", "id": f"s{i}"} for i in range(5)] + [{"fused": [0.98]}] * 4
+    other = [{"fused": [0.61], "tools": ["drop"], "text": f"Alone {name}", "id": name} for name in "ab"]
+    leads = read_archive(made(tmp_path / "a", *[template] * 9, [*template, *other])).leads
+    assert [lead.id for lead in leads] == ["s0", "s1", "a"]
+    assert [lead.more for lead in leads] == [10 * 9 - 2, 0, 0]
+
+
 def test_only_the_riskiest_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_leads, "CANDIDATES", 3)
-    risks = np.random.default_rng(0).random((4, 50)).round(3)
+    monkeypatch.setattr(archive_leads, "GROUPS", 3)
+    risks = np.random.default_rng(0).permutation(200).reshape(4, 50) / 200
     folder = made(tmp_path / "a", *([{"fused": [f], "tools": [f"{f}"]} for f in own] for own in risks.tolist()))
     expected = sorted(risks.ravel().tolist(), reverse=True)[:3]
     assert [lead.max_fused for lead in read_archive(folder).leads] == pytest.approx(expected)
