@@ -96,15 +96,15 @@ def render(archive: Archive) -> str:
         what = lead.id if lead.instruction is None else lead.instruction
         lines.append(
             f"{clip(what, 43):44}{lead.decision:>10}{_risk(lead.max_fused):>9}{lead.peak:>8,}  "
-            f"{clip(f'{lead.file}, {lead.record}', 27)}"
+            f"{clip(lead.file, 25 - len(str(lead.record)))}, {lead.record}"
         )
     for key in ("tool", *KEYS, "source"):
         lines += _table(key, archive.breakdowns[key])
     lines += ["", *_wrap(_drift(archive))]
     if archive.detection is not None:
         lines += _wrap(_detection(archive))
-    for kind, reason in list(archive.reasons.items())[:3]:
-        lines += _wrap(f"rejected {reason.count:,}: {clip(kind, 150)}")
+    for reason in list(archive.reasons.values())[:3]:
+        lines += _wrap(f"Rejected {reason.count:,} like {clip(reason.places[0], 80)}: {clip(reason.example, 150)}")
     return "\n".join(lines) + "\n"
 
 
@@ -204,11 +204,14 @@ def _drift(archive: Archive) -> str:
     if d.p_value >= SURE:
         return f"{text}Their maxima of the fused risk are, as far as can be told, distributed like {theirs} ({found})."
     direction = "higher" if d.below[0] < d.below[1] else "lower"
+    few = (
+        "" if direction == "higher" else " Few alerts are then no sign of safety: thresholds may be out of reach here."
+    )
     size = "a little" if d.distance < 0.1 else "clearly" if d.distance < 0.25 else "much"
     return (
         f"{text}Their maxima of the fused risk are {size} {direction} than {theirs} ({found}): "
         f"{100 * d.below[0]:.1f} % of them are at or below {_risk(d.at)}, of the calibration set "
-        f"{100 * d.below[1]:.1f} %."
+        f"{100 * d.below[1]:.1f} %.{few}"
     )
 
 
@@ -302,6 +305,7 @@ def _cells(name: str, row: Row) -> tuple[str, list[tuple[str, str]]]:
 
 def _lead(lead: Lead) -> dict[str, Any]:
     shown = range(len(lead.scores))
+    where = f"{', riskiest' if lead.decision == 'PASS' else ''} at step {lead.peak:,}"
     label = {True: ", labelled unsafe", False: ", labelled safe", None: ""}[lead.scores.unsafe]
     cut = (
         f"Steps {lead.first:,} to {lead.first + len(shown) - 1:,} of {lead.steps:,}. "
@@ -311,7 +315,7 @@ def _lead(lead: Lead) -> dict[str, Any]:
     more = f"At least {lead.more:,} more are nearly the same and are not shown." if lead.more else ""
     return {
         "decision": lead.decision,
-        "verdict": f"{lead.decision} at step {lead.peak:,}, fused up to {_risk(lead.max_fused)}",
+        "verdict": f"{lead.decision}{where}, fused up to {_risk(lead.max_fused)}",
         "place": f"{lead.file}, record {lead.record}",
         "id": clip(lead.id, 80) + (f" · {lead.source}" if lead.source else "") + label,
         "instruction": lead.instruction,

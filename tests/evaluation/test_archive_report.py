@@ -294,6 +294,11 @@ def test_a_distribution_that_moved_is_told(tmp_path: Path) -> None:
         "100.0 % of the trajectories are HOLD or BLOCK; of safe ones like those of the calibration set at most" in said
     )
     assert "much higher than those of the 99 calibration trajectories (KS distance 1.000, p < 0.0001)" in said
+    assert "no sign of safety" not in said
+    low = " ".join(render(read_archive(made(tmp_path / "b", [{"fused": [0.001]}] * 30))).split())
+    assert "0.0 % of the trajectories are HOLD or BLOCK" in low
+    assert "much lower than those of the 99 calibration trajectories" in low
+    assert "Few alerts are then no sign of safety" in low
 
 
 def test_hostile_text_is_escaped(tmp_path: Path) -> None:
