@@ -27,6 +27,7 @@ From traces to verdicts:
   4. calibrate  thresholds at a chosen false-alert level -> guard bundle
   5. evaluate   held-out trajectories -> tables and an HTML report
   6. score      an archive of traces -> Parquet, one row per step
+  7. report     a scored archive -> a summary and an HTML page
 """
 FORMAT = "format of the traces, one of those that `jaxguard formats` lists; recognised by itself if left out"
 ARCHIVE = (
@@ -171,6 +172,9 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store to reuse (default: DIR/features)")
     sub.add_argument("--format", metavar="NAME", help=FORMAT)
     quiet(sub)
+
+    sub = command("report", _report, "show what a scored archive holds: a summary, and a page in DIR/report")
+    sub.add_argument("results", type=Path, metavar="DIR", help="folder that score wrote")
 
     text = "tables of benchmark runs: one with a report, or two compared"
     bench = commands.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")
@@ -386,6 +390,14 @@ def _score(arguments: argparse.Namespace) -> None:
             "`jaxguard recalibrate`"
         )
     _say(f"wrote {arguments.out}")
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from jaxguard.evaluation.archive_page import render, report_archive
+
+    archive, page = report_archive(arguments.results)
+    _say(render(archive))
+    _say(f"wrote {page}")
 
 
 def _bench_compare(arguments: argparse.Namespace) -> None:

@@ -11,12 +11,11 @@ import numpy as np
 from markupsafe import Markup
 
 from jaxguard.evaluation.diagnose import MODULES, SOURCES, Diagnosis
+from jaxguard.evaluation.lines import MARGIN, SIZE, Line, Points, line_chart, name_lines
 from jaxguard.evaluation.pages import write_page
-from jaxguard.evaluation.svg import COLORS, Plot, plot, ticks
+from jaxguard.evaluation.svg import COLORS, plot, ticks
 from jaxguard.evaluation.wording import clip, number, visible
 
-SIZE = (540.0, 300.0)
-_MARGIN = (44.0, 16.0, 44.0, 58.0)
 _SOURCE_COLORS = {"h": COLORS["safe"], "z": COLORS["ema"], "step": COLORS["muted"]}
 _RATES = {"full": "full rate", "scaled": "scaled rate", "frozen": "frozen"}
 # Which columns of the curves are drawn together: split, colour, dash (the two predictions often coincide).
@@ -26,19 +25,6 @@ _TERMS = {
     "stage 2": {"hazard": ("train", COLORS["unsafe"], ""), "prefix": ("train", COLORS["safe"], ""),
                 "hazard_auroc": ("validation", COLORS["ema"], "")},
 }  # fmt: skip
-
-Points = Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a chart; ``marks`` draws its points too."""
-
-    name: str
-    points: Points
-    color: str
-    dash: str = ""
-    marks: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,40 +51,13 @@ def write_diagnosis(path: Path, diagnosis: Diagnosis) -> Path:
     )  # fmt: skip
 
 
-def line_chart(
-    label: str, lines: Sequence[Line], *, x_label: str, y_label: str, low: float = 0.0, high: float | None = None
-) -> Markup:
-    """Lines over a common x axis that starts at 0, with their names on top; NaN breaks a line.
-
-    ``high`` fixes the top of the y axis; otherwise the largest value does. Values outside are drawn on the edge.
-    """
-    values = [y for line in lines for _, y in line.points if np.isfinite(y)]
-    right = max((x for line in lines for x, _ in line.points), default=0) or 1.0
-    y_ticks = [t for t in ticks(high or max([*values, 1e-6])) if t >= low and (high is None or t <= high)]
-    area = plot(
-        label, size=SIZE, x=(0, right), y=(low, high or y_ticks[-1]), x_ticks=[t for t in ticks(right) if t <= right],
-        y_ticks=y_ticks, x_label=x_label, y_label=y_label, margin=_MARGIN,
-    )  # fmt: skip
-    for line in lines:
-        pixels = area.at([x for x, _ in line.points], [y for _, y in line.points])
-        area.canvas.path(pixels, line.color, 2, dash=line.dash)
-        if line.marks:
-            for (x, y), (_, value) in zip(pixels, line.points, strict=True):
-                if np.isfinite(y):
-                    area.canvas.dot(x, y, 4, line.color, title=f"{line.name}: {number(value)}")
-    if not values:
-        area.canvas.text(area.x(right / 2), (area.y.start + area.y.stop) / 2, "nothing to draw", anchor="middle")
-    _names(area, [(line.name, line.color, line.dash) for line in lines])
-    return Markup(area.canvas.render())
-
-
 def bars(label: str, shares: Mapping[str, Sequence[float]], top: float, *, y_label: str) -> Markup:
     """One group of bars per categorical, one bar of it per parameter set; the y axis ends at ``top``."""
     colors = dict(zip(shares, (COLORS["win"], COLORS["safe"]), strict=False))
     count = max(map(len, shares.values()))
     area = plot(
         label, size=SIZE, x=(0, count), y=(0, top), y_ticks=[t for t in ticks(top, 4) if t <= top],
-        x_label="categorical", y_label=y_label, margin=_MARGIN,
+        x_label="categorical", y_label=y_label, margin=MARGIN,
     )  # fmt: skip
     width = 0.8 / len(shares)
     for which, (name, values) in enumerate(shares.items()):
@@ -108,19 +67,8 @@ def bars(label: str, shares: Mapping[str, Sequence[float]], top: float, *, y_lab
             area.canvas.rect(left, area.y(value), right - left, area.bottom - area.y(value), colors[name], 0.9, title)
     for i in range(0, count, -(-count // 16)):
         area.canvas.text(area.x(i + 0.5), area.bottom + 17, str(i), size=11, anchor="middle")
-    _names(area, [(name, color, "") for name, color in colors.items()])
+    name_lines(area, [(name, color, "") for name, color in colors.items()])
     return Markup(area.canvas.render())
-
-
-def _names(area: Plot, entries: Sequence[tuple[str, str, str]]) -> None:
-    """Names of lines in one or two rows above the plotting area."""
-    x, y = area.x.start, 14.0
-    for name, color, dash in entries:
-        if x > area.x.start and x + 32 + 6.6 * len(name) > area.x.stop:
-            x, y = area.x.start, y + 16
-        area.canvas.line(x, y - 4, x + 20, y - 4, color, 3, dash)
-        area.canvas.text(x + 26, y, name, color=COLORS["ink"], size=11.5)
-        x += 42 + 6.2 * len(name)
 
 
 def _lead(d: Diagnosis) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from jaxguard.decision.calibration import Calibration
 from jaxguard.decision.conformal import needed, observed_rate_band
@@ -22,34 +23,53 @@ _CURVE_POINTS = 600  # more than there are pixels
 _FARTHEST = 8  # lead times beyond this many steps share a bar
 _MOST_NAME = 270.0  # pixels of a subset's name
 _MOST_TOOL = 220.0  # pixels of a tool's name
+_EDGES = np.linspace(0, 1, 26)
 _UNTIMED = "no unsafe trajectory has a known hazard step"
 
 
 def distribution(table: Table, *, which: str, threshold: float, name: str) -> str:
     """Histogram of trajectory maxima by class, with the threshold."""
-    scores = np.minimum(table.max_fused if which == "fused" else table.max_hazard, 1.0)
-    edges = np.linspace(0, 1, 26)
-    shares = {}
-    for label, members in (("safe", ~table.unsafe), ("unsafe", table.unsafe)):
-        counts = np.histogram(scores[members], edges)[0]
-        shares[label] = counts / max(members.sum(), 1)
+    scores = table.max_fused if which == "fused" else table.max_hazard
+    counts = {label: bins(scores[table.unsafe == (label == "unsafe")]) for label in ("safe", "unsafe")}
+    return histogram(
+        f"Distribution of the maximum {which} risk of safe and unsafe trajectories",
+        counts,
+        x_label=f"maximum {which} risk over the steps",
+        y_label="share of class",
+        threshold=threshold,
+        name=name,
+    )
+
+
+def bins(scores: ArrayLike) -> NDArray[np.int64]:
+    """Counts of risks for :func:`histogram`; what is not finite goes to the last."""
+    values = np.nan_to_num(np.asarray(scores, np.float64), nan=1.0, posinf=1.0)
+    return np.histogram(np.minimum(values, 1.0), _EDGES)[0]
+
+
+def histogram(
+    label: str, counts: Mapping[str, ArrayLike], *, x_label: str, y_label: str, threshold: float, name: str
+) -> str:
+    """Histograms of two sets of risks, each by its name, as shares of the set; with a threshold."""
+    sizes = {own: int(np.sum(values)) for own, values in counts.items()}
+    shares = {own: np.asarray(values) / max(sizes[own], 1) for own, values in counts.items()}
     y_ticks = ticks(max(float(s.max()) for s in shares.values()), 4)
     area = plot(
-        f"Distribution of the maximum {which} risk of safe and unsafe trajectories",
-        size=HALF, x=(0, 1), y=(0, y_ticks[-1]), x_ticks=UNIT, y_ticks=y_ticks,
-        x_label=f"maximum {which} risk over the steps", y_label="share of class", margin=(60, 16, 44, 58),
+        label, size=HALF, x=(0, 1), y=(0, y_ticks[-1]), x_ticks=UNIT, y_ticks=y_ticks,
+        x_label=x_label, y_label=y_label, margin=(60, 16, 44, 58),
     )  # fmt: skip
-    for label, share in shares.items():
-        size = int((table.unsafe == (label == "unsafe")).sum())
+    x = area.x.start + 4
+    for color, (own, share) in zip((COLORS["safe"], COLORS["unsafe"]), shares.items(), strict=True):
         outline = [(area.x(0), area.bottom)]
-        for low, high, value in zip(edges, edges[1:], share, strict=False):
+        for low, high, value in zip(_EDGES, _EDGES[1:], share, strict=False):
             outline += [(area.x(low), area.y(value)), (area.x(high), area.y(value))]
         outline.append((area.x(1), area.bottom))
-        area.canvas.area(outline, COLORS[label], 0.16)
-        area.canvas.path(outline, COLORS[label], 1.6)
-        x = area.x.start + (4 if label == "safe" else 112)
-        area.canvas.rect(x, 9, 11, 11, COLORS[label], 0.75)
-        area.canvas.text(x + 16, 19, f"{label} ({size:,})", color=COLORS["ink"])
+        area.canvas.area(outline, color, 0.16)
+        area.canvas.path(outline, color, 1.6)
+        text = f"{own} ({sizes[own]:,})"
+        area.canvas.rect(x, 9, 11, 11, color, 0.75)
+        area.canvas.text(x + 16, 19, text, color=COLORS["ink"])
+        x += max(108, 34 + 6.6 * len(text))
     _threshold(area, threshold, name)
     return area.canvas.render()
 
@@ -305,8 +325,11 @@ def _ahead(group: Sequence[Warnings]) -> str:
     return f", {leads.pop()} steps ahead" if len(leads) == 1 else ""
 
 
-def timeline(record: ScoredTrajectory, tools: Sequence[str], shown: range) -> str:
-    """All risks over the ``shown`` steps of one trajectory, with thresholds, first hazard and decisions."""
+def timeline(record: ScoredTrajectory, tools: Sequence[str], shown: range, first: int = 0) -> str:
+    """All risks over the ``shown`` steps of one trajectory, with thresholds, first hazard and decisions.
+
+    ``first`` is the step's number with which ``record`` starts.
+    """
     n = len(shown)
     names = [tools[t] or "(no name)" for t in shown]
     longest = min(max((text_width(name, 11) for name in names), default=0.0), _MOST_TOOL)
@@ -350,12 +373,12 @@ def timeline(record: ScoredTrajectory, tools: Sequence[str], shown: range) -> st
         value = float(record.fused[t])
         y = area.y(value) if np.isfinite(value) else area.y(1.0)
         decision = Decision(int(record.decision[t]))
-        title = f"step {t}: {clip(tools[t], 60)}, fused {number(value)}, {decision.name}"
+        title = f"step {first + t}: {clip(tools[t], 60)}, fused {number(value)}, {decision.name}"
         _marker(c, area.x(i), y, decision, title, small=small)
         x, text = area.x(i), names[i]
         if wide:
             c.text(x, area.bottom + 16, fit(text, spacing - 6, 11), size=11, anchor="middle")
-            c.text(x, area.bottom + 30, str(t), size=10, anchor="middle")
+            c.text(x, area.bottom + 30, str(first + t), size=10, anchor="middle")
         else:
             size = 9.5 if spacing < 20 else 11
             c.text(x + 4, area.bottom + 14, fit(text, _MOST_TOOL, size), size=size, anchor="end", rotate=turn)

@@ -132,6 +132,8 @@ def score_archive(
     begin = time.perf_counter()
     with locked(out):
         job = Job(out, wanted)
+        assert guard.calibration is not None
+        job.keep_calibration(guard.calibration.to_json())
         bar = _Bar(sources, progress)
         vectors = FeatureStore.create_or_open(features, guard.encoder.fingerprint, guard.encoder.dim)
         try:

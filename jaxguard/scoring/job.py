@@ -3,6 +3,7 @@
 ::
 
     job.json                        which guard and settings the folder belongs to
+    calibration.json                the guard's calibration, for readers that do not have the guard
     parts/SHARD.json                what a shard holds; written last, and only then the shard is finished
     steps/  trajectories/  top/  rejects/    the shards' files
     superseded/                     shards with rows of files that were edited since
@@ -32,6 +33,7 @@ from jaxguard.traces.sources import RESULTS_FILE
 from jaxguard.types import JaxguardError
 
 LAYOUT = 1
+CALIBRATION = "calibration.json"
 PARTS = "parts"
 SUPERSEDED = "superseded"
 _PARTIAL = ".partial"
@@ -131,6 +133,12 @@ class Job:
         for name in (PARTS, *KINDS):
             for leftover in (self.folder / name).glob(f"*{_PARTIAL}"):
                 leftover.unlink()
+
+    def keep_calibration(self, text: str) -> None:
+        """Puts the calibration beside the results, the one of which ``job.json`` holds the digest."""
+        path = self.folder / CALIBRATION
+        if not path.exists() or path.read_bytes() != text.encode():
+            write_whole(path, text.encode())
 
     def path(self, kind: str, shard: str) -> Path:
         """Where a shard's file of a kind is."""

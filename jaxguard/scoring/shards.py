@@ -10,7 +10,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,9 @@ from jaxguard.scoring.blocks import COUNTS, Block, unique_ids
 from jaxguard.traces.jsonl import encode_line
 from jaxguard.types import Decision, JaxguardError
 
-TOP_PER_SHARD = 10
-"""Trajectories that a shard keeps with all their texts, those with the highest fused risk."""
+TOP_PER_SHARD = 20
+"""Trajectories that a shard keeps with all their texts, under the ids of its tables: those with the most severe
+decision, and among them with the highest fused risk."""
 
 STEPS = pa.schema(
     [
@@ -180,7 +181,7 @@ def _top(block: Block, ids: list[str], worst: np.ndarray, fused: np.ndarray) -> 
     for index in sorted(range(len(ids)), key=lambda i: (-worst[i], -fused[i], i))[:TOP_PER_SHARD]:
         if block.items[index].length:
             try:
-                lines.append(encode_line(block.kept(index))[0])
+                lines.append(encode_line(replace(block.kept(index), id=ids[index]))[0])
             except JaxguardError:
                 continue  # too deep or too long for a line; its rows are there
     return b"".join(lines)

@@ -38,7 +38,8 @@ from jaxguard.evaluation.diagnose import (
     read_curves,
     states,
 )
-from jaxguard.evaluation.diagnosis_page import Line, line_chart, write_diagnosis
+from jaxguard.evaluation.diagnosis_page import write_diagnosis
+from jaxguard.evaluation.lines import Line, line_chart
 from jaxguard.guard import Guard
 from jaxguard.run import Run, all_risks, open_run
 from jaxguard.traces.drift import generate
