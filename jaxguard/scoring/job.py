@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,12 +81,23 @@ class Job:
 
     def __init__(self, folder: Path, wanted: Mapping[str, Any]):
         self.folder = folder
-        self._open(dict(wanted))
         self.parts: dict[str, dict[int, Part]] = defaultdict(dict)
-        for path in sorted((folder / PARTS).glob("*.json")):
-            part = _read_part(path)
-            self._check(part)
-            self.parts[part["key"]][part["number"]] = part
+        self._open(dict(wanted))
+        self._clear_partial()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Takes up shards that other processes finished since; whoever holds the folder calls it when they are done.
+
+        Raises:
+            JobError: One is not what was written.
+        """
+        known = {f"{key}-{number:05d}.json" for key, own in self.parts.items() for number in own}
+        for path in sorted((self.folder / PARTS).glob("*.json")):
+            if path.name not in known:
+                part = _read_part(path)
+                self._check(part)
+                self.parts[part["key"]][part["number"]] = part
 
     def _open(self, wanted: dict[str, Any]) -> None:
         path = self.folder / RESULTS_FILE
@@ -113,8 +125,11 @@ class Job:
                 f"--out {self.folder}: holds results of another job, which differs in {shown}; nothing was "
                 "overwritten, name another folder"
             )
-        for name in (PARTS, *KINDS):
-            for leftover in (self.folder / name).glob(f"*{_PARTIAL}"):
+
+    def _clear_partial(self) -> None:
+        """Deletes what killed writers left; only while nobody else writes."""
+        for pattern in (f"*.json.*{_PARTIAL}", *(f"{name}/*{_PARTIAL}" for name in (PARTS, *KINDS))):
+            for leftover in self.folder.glob(pattern):
                 leftover.unlink()
 
     def path(self, kind: str, key: str, number: int) -> Path:
@@ -135,14 +150,17 @@ class Job:
                     "nothing was overwritten"
                 )
 
+    def _finished(self, key: str) -> Mapping[int, Part]:
+        return self.parts.get(key, {})
+
     def is_done(self, key: str) -> bool:
         """Are all shards of this content finished?"""
-        own = self.parts.get(key, {})
+        own = self._finished(key)
         return any(part["last"] and set(own) == set(range(number + 1)) for number, part in own.items())
 
     def has(self, key: str, number: int) -> bool:
         """Is this shard finished?"""
-        return number in self.parts.get(key, {})
+        return number in self._finished(key)
 
     def write(self, files: Mapping[str, bytes], part: Part) -> None:
         """Writes a shard, its record last.
@@ -210,6 +228,7 @@ class Job:
         Raises:
             JobError: Names a file that is none of ours; it was not touched.
         """
+        self._clear_partial()
         finished = {f"{key}-{number:05d}" for key, own in self.parts.items() for number in own}
         for kind, suffix in KINDS.items():
             for path in (self.folder / kind).iterdir():
@@ -222,13 +241,36 @@ class Job:
                     path.unlink()
 
 
+class JobOfWorker(Job):
+    """The folder as one of several processes that write to it sees it; another one holds it, and has checked it.
+
+    The finished shards of a file are looked up when it is asked for. Others' unfinished files are left alone.
+
+    Raises:
+        JobError: It is not there, or holds results of another job.
+    """
+
+    def __init__(self, folder: Path, wanted: Mapping[str, Any]):
+        self.folder = folder
+        self.parts = defaultdict(dict)
+        if not (folder / RESULTS_FILE).exists():
+            raise JobError(f"--out {folder}: is not there on this machine, expected a folder that all machines share")
+        self._open(dict(wanted))
+
+    def _finished(self, key: str) -> dict[int, Part]:
+        if key not in self.parts:
+            found = map(_read_part, (self.folder / PARTS).glob(f"{key}-*.json"))
+            self.parts[key] = {part["number"]: part for part in found}
+        return self.parts[key]
+
+
 def write_whole(path: Path, content: bytes) -> None:
-    """A file that appears complete, durably, or not at all.
+    """A file that appears complete, durably, or not at all, also where several processes write it.
 
     Raises:
         JobError: It cannot be written, the disk is full, say.
     """
-    partial = path.with_name(path.name + _PARTIAL)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{_PARTIAL}")
     try:
         with partial.open("wb") as file:
             file.write(content)

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -49,8 +50,31 @@ class Progress:
     def embedded(self, windows: int) -> None:
         """So many windows more were encoded."""
 
-    def written(self, block: Block) -> None:
-        """A shard is finished."""
+    def written(self, steps: int) -> None:
+        """A shard of so many steps is finished."""
+
+
+@dataclass
+class Done:
+    """What was done with the files of an archive.
+
+    Attributes:
+        keys: Content key of each file that was read, by name.
+        unread: Files that could not be read, with the reason.
+        counts: ``texts``, ``texts_embedded``, ``shards`` and ``steps`` of this run.
+    """
+
+    keys: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def update(self, other: Done) -> None:
+        """Takes up what another process did, be it with other blocks of the same files."""
+        self.unread |= other.unread
+        self.keys |= {name: key for name, key in other.keys.items() if name not in self.unread}
+        for name in other.unread:
+            self.keys.pop(name, None)
+        self.counts += other.counts
 
 
 class _Channel:
@@ -94,9 +118,7 @@ class Run:
         owns: Which blocks of a file are this run's, by number; all by default. Others are read and left out.
 
     Attributes:
-        keys: Content key of each file that was read, by name.
-        unread: Files that could not be read, with the reason.
-        counts: ``texts``, ``texts_embedded``, ``windows``, ``shards``, ``lane_steps`` of this run.
+        done: What was done so far.
     """
 
     def __init__(
@@ -111,9 +133,7 @@ class Run:
     ):
         self._sources, self._guard, self._store, self._job = sources, guard, store, job
         self._forced, self._progress, self._owns = forced, progress or Progress(), owns
-        self.keys: dict[str, str] = {}
-        self.unread: dict[str, str] = {}
-        self.counts: Counter[str] = Counter()
+        self.done = Done()
         self._failed = threading.Event()
         self._error: BaseException | None = None
         self._read, self._embedded, self._scored = (_Channel(self._failed) for _ in range(3))
@@ -154,7 +174,7 @@ class Run:
                 with source.local() as path:
                     self._read_file(reader, source, path)
             except SourceError as error:
-                self.unread[source.name] = str(error)
+                self.done.unread[source.name] = str(error)
             self._progress.file_done(source)
         self._read.put(_END)
 
@@ -164,8 +184,8 @@ class Run:
             key = content_key(path, source.beside)
         except OSError as error:
             raise SourceError(f"the file cannot be read ({error.strerror or error})") from error
-        if key in self.keys.values() or self._job.is_done(key):
-            self.keys[source.name] = key
+        if key in self.done.keys.values() or self._job.is_done(key):
+            self.done.keys[source.name] = key
             return
         for block in blocks(reader.read_local(path), key, source.name, self._guard.config.data.thought):
             after = os.stat(path)
@@ -175,20 +195,20 @@ class Run:
                 self._read.put(block)
             else:
                 block.close()
-        self.keys[source.name] = key
+        self.done.keys[source.name] = key
 
     def _embedding(self) -> None:
         while (block := self._read.get()) is not _END:
             texts = list(block.texts())
             distinct = list(dict.fromkeys(texts))
             missing = self._store.missing(distinct)
-            self.counts["texts"] += len(distinct)
+            self.done.counts["texts"] += len(distinct)
             for first in range(0, len(missing), TEXTS_PER_CALL):
                 if self._failed.is_set():
                     raise Stopped
                 part = missing[first : first + TEXTS_PER_CALL]
                 vectors = self._guard.encoder.encode(part, self._progress.embedded)
-                self.counts["texts_embedded"] += self._store.add(part, vectors)
+                self.done.counts["texts_embedded"] += self._store.add(part, vectors)
             block.look_up(self._store.rows(texts))
             self._embedded.put(block)
         self._embedded.put(_END)
@@ -239,5 +259,6 @@ class Run:
             files, part = make_shard(block, calibration)
             self._job.write(files, part)
             block.close()
-            self.counts["shards"] += 1
-            self._progress.written(block)
+            self.done.counts["shards"] += 1
+            self.done.counts["steps"] += len(block.tools)
+            self._progress.written(len(block.tools))
