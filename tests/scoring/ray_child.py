@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS_PER_BLOCK = 60
+stack = contextlib.ExitStack()  # open as long as the process lives
 
 
 def prepare() -> None:
@@ -18,7 +20,7 @@ def prepare() -> None:
 
     from jaxguard.scoring import blocks, job
 
-    at_toy_size(Path(os.environ["TOY_CACHE"])).__enter__()  # as long as the process lives
+    stack.enter_context(at_toy_size(Path(os.environ["TOY_CACHE"])))
     blocks.STEPS_PER_BLOCK = STEPS_PER_BLOCK
     faults, write, fsync, written = Path(os.environ["TOY_FAULTS"]), job.JobOfWorker.write, os.fsync, 0
 

@@ -130,6 +130,7 @@ def test_files_of_one_size_stay_together_and_every_block_has_one_owner(monkeypat
     assert make_items(sources[:1], 8) == [Item((sources[0],))]
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_files_and_go_on(
     cluster: None, archive: Path, alone: Path, guard: Guard, small_run: SmallRun, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
