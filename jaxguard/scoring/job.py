@@ -14,10 +14,12 @@ by other bytes.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
+import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -34,6 +36,10 @@ from jaxguard.types import JaxguardError
 LAYOUT = 1
 PARTS = "parts"
 SUPERSEDED = "superseded"
+WRITING = ".writing"
+"""Locked, shared, by each of several processes that write."""
+ENDING = 60
+"""Seconds."""
 _PARTIAL = ".partial"
 _SHARD = re.compile(r"[0-9a-f]{32}-[0-9]{5,}")
 Part = dict[str, Any]
@@ -83,6 +89,7 @@ class Job:
         self.folder = folder
         self.parts: dict[str, dict[int, Part]] = defaultdict(dict)
         self._open(dict(wanted))
+        self._await_others()
         self._clear_partial()
         self.refresh()
 
@@ -125,6 +132,25 @@ class Job:
                 f"--out {self.folder}: holds results of another job, which differs in {shown}; nothing was "
                 "overwritten, name another folder"
             )
+
+    def _await_others(self) -> None:
+        """Until no process of a run that ended still writes: when the one that holds the folder is killed, others that
+        it had write on for some seconds."""
+        limit = time.monotonic() + ENDING
+        while True:
+            try:
+                with (self.folder / WRITING).open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except FileNotFoundError:
+                return
+            except BlockingIOError:
+                if time.monotonic() > limit:
+                    raise JobError(
+                        f"--out {self.folder}: processes of an earlier run still write there, expected them to end "
+                        f"within {ENDING} s; end them, and run again"
+                    ) from None
+            time.sleep(0.2)
 
     def _clear_partial(self) -> None:
         """Deletes what killed writers left; only while nobody else writes."""
@@ -256,6 +282,12 @@ class JobOfWorker(Job):
         if not (folder / RESULTS_FILE).exists():
             raise JobError(f"--out {folder}: is not there on this machine, expected a folder that all machines share")
         self._open(dict(wanted))
+        self._writing = (folder / WRITING).open("ab")
+        fcntl.flock(self._writing, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Says that this process no longer writes; so does its end."""
+        self._writing.close()
 
     def _finished(self, key: str) -> dict[int, Part]:
         if key not in self.parts:

@@ -21,7 +21,7 @@ import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ import jax
 
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
-from jaxguard.scoring.job import Job, JobOfWorker, identity
+from jaxguard.scoring.job import WRITING, Job, JobOfWorker, identity
 from jaxguard.scoring.pipeline import Done, Progress, Run
 from jaxguard.traces.registry import Reader, reader_named
 from jaxguard.traces.sources import Source, is_address
@@ -150,6 +150,7 @@ class RayEngine:
             finally:
                 shutil.rmtree(job.folder / SCRATCH, ignore_errors=True)
         job.refresh()
+        (job.folder / WRITING).unlink(missing_ok=True)
         return done
 
 
@@ -229,15 +230,17 @@ class _Worker:
         marks.unlink()
 
     def _score(self, item: Item) -> Done:
-        run = Run(
-            item.sources,
-            self._guard,
-            self._store,
-            JobOfWorker(self._folder, identity(self._guard, self._format)),
-            None if self._format is None else reader_named(self._format),
-            owns=lambda number: number % item.shares == item.share,
-        )
-        run()
+        forced = None if self._format is None else reader_named(self._format)
+        with closing(JobOfWorker(self._folder, identity(self._guard, self._format))) as job:
+            run = Run(
+                item.sources,
+                self._guard,
+                self._store,
+                job,
+                forced,
+                owns=lambda number: number % item.shares == item.share,
+            )
+            run()
         return run.done
 
 

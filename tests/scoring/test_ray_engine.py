@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,9 @@ def test_actors_end_with_the_run_that_failed(
         (faults / "disk_full").unlink()
 
 
-def test_a_worker_leaves_others_unfinished_files_alone(guard: Guard, tmp_path: Path) -> None:
+def test_a_worker_leaves_others_unfinished_files_alone(
+    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = identity(guard, None)
     with pytest.raises(JobError, match="is not there on this machine"):
         JobOfWorker(tmp_path / "out", wanted)
@@ -244,10 +247,14 @@ def test_a_worker_leaves_others_unfinished_files_alone(guard: Guard, tmp_path: P
     ]
     for half in halves:
         half.touch()
-    JobOfWorker(tmp_path / "out", wanted)
-    assert all(half.exists() for half in halves)
-    with pytest.raises(JobError, match="differs in format"):
-        JobOfWorker(tmp_path / "out", identity(guard, "asb"))
+    with closing(JobOfWorker(tmp_path / "out", wanted)):
+        assert all(half.exists() for half in halves)
+        with pytest.raises(JobError, match="differs in format"):
+            JobOfWorker(tmp_path / "out", identity(guard, "asb"))
+        monkeypatch.setattr("jaxguard.scoring.job.ENDING", 0.1)
+        with pytest.raises(JobError, match="processes of an earlier run still write there"):
+            Job(tmp_path / "out", wanted)
+        assert all(half.exists() for half in halves)
     Job(tmp_path / "out", wanted)
     assert not any(half.exists() for half in halves)
 

@@ -17,9 +17,9 @@ from jaxguard.world_model.scorer import Scorer
 config = ModelConfig(embed_dim=24, deter=32, stoch=4, classes=4, hidden=32, adapter_dim=8)
 rng = np.random.default_rng(1)
 params = jax.tree.map(lambda x: x + 0.2 * rng.normal(size=x.shape).astype(np.float32), init_params(config, 0))
-table = rng.normal(size=(9000, 24)).astype(np.float32)
+table = rng.normal(size=(3000, 24)).astype(np.float32)
 items = [
-    Sequence(*rng.integers(0, 9000, size=(2, n)), int(rng.integers(0, 9000)))
+    Sequence(*rng.integers(0, 3000, size=(2, n)), int(rng.integers(0, 3000)))
     for n in [0, 1, 700, *rng.integers(1, 40, size=700)]
 ]
 assert len(jax.local_devices()) == 4
