@@ -168,6 +168,8 @@ def score_archive(
 def _finish(
     job: Job, guard: Guard, done: Done, sources: list[Source], skipped: list[str], seconds: float
 ) -> ScoreReport:
+    if unfinished := [name for name, key in done.keys.items() if not job.is_done(key)]:
+        raise JobError(f"{job.folder}: {unfinished[0]} was read, but not all of its shards are there; run again")
     moved = job.tidy(done.keys)
     job.clear_unfinished()
     total = job.counts()

@@ -33,6 +33,7 @@ OPEN_BLOCKS = 64
 """Blocks that may wait for a trajectory of theirs; lanes run empty rather than take up more."""
 TEXTS_PER_CALL = 4_096
 """New texts that are encoded, and stored, together: what a kill costs."""
+CHANGED = "the file changed while it was read; run again when it is complete"
 
 _END = None
 
@@ -71,8 +72,10 @@ class Done:
     def update(self, other: Done) -> None:
         """Takes up what another process did, be it with other blocks of the same files."""
         self.unread |= other.unread
-        self.keys |= {name: key for name, key in other.keys.items() if name not in self.unread}
-        for name in other.unread:
+        for name, key in other.keys.items():
+            if self.keys.setdefault(name, key) != key:
+                self.unread[name] = CHANGED
+        for name in self.unread.keys() & other.keys.keys() | other.unread.keys():
             self.keys.pop(name, None)
         self.counts += other.counts
 
@@ -190,7 +193,7 @@ class Run:
         for block in blocks(reader.read_local(path), key, source.name, self._guard.config.data.thought):
             after = os.stat(path)
             if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
-                raise SourceError("the file changed while it was read; run again when it is complete")
+                raise SourceError(CHANGED)
             if self._owns(block.number) and not self._job.has(key, block.number):
                 self._read.put(block)
             else:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from small_run import SmallRun, chat, done, lines, native, refused
 from jaxguard.guard import Guard
 from jaxguard.scoring.archive import score_archive
 from jaxguard.scoring.job import Job, JobError, JobOfWorker, identity
+from jaxguard.scoring.pipeline import CHANGED, Done
 from jaxguard.traces.sources import Source
 
 pytestmark = pytest.mark.usefixtures("toy_size")
@@ -257,6 +259,16 @@ def test_a_worker_leaves_others_unfinished_files_alone(
         assert all(half.exists() for half in halves)
     Job(tmp_path / "out", wanted)
     assert not any(half.exists() for half in halves)
+
+
+def test_what_several_processes_did_is_summed() -> None:
+    total = Done()
+    total.update(Done({"a": "1", "b": "2"}, {"c": "gone"}, Counter(steps=3)))
+    total.update(Done({"a": "1", "b": "3", "c": "4"}, {"d": "gone"}, Counter(steps=4, shards=1)))
+    total.update(Done({"b": "2", "d": "5"}))
+    assert total.keys == {"a": "1"}
+    assert total.unread == {"b": CHANGED, "c": "gone", "d": "gone"}
+    assert total.counts == {"steps": 7, "shards": 1}
 
 
 def test_refusals(small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

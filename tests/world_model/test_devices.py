@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import jax, numpy as np
 from jaxguard.config import ModelConfig
@@ -48,6 +50,7 @@ assert [f._cache_size() for f in (chunk, *(kind.write for kind in four._kinds))]
 """
 
 
+@pytest.mark.slow
 def test_verdicts_on_four_devices_have_the_bits_of_one() -> None:
     environment = {
         **os.environ,
