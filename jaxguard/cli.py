@@ -171,6 +171,10 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store to reuse (default: DIR/features)")
     sub.add_argument("--format", metavar="NAME", help=FORMAT)
+    text = "work in this process, or in many with Ray (default: %(default)s)"
+    sub.add_argument("--engine", choices=("local", "ray"), default="local", help=text)
+    sub.add_argument("--workers", type=int, metavar="N", help="actors of Ray (default: one per GPU, or per 4 CPUs)")
+    sub.add_argument("--ray-address", metavar="ADDRESS", help="Ray cluster (default: Ray is started on this machine)")
     quiet(sub)
 
     sub = command("report", _report, "show what a scored archive holds: a summary, and a page in DIR/report")
@@ -353,8 +357,15 @@ def _compare(arguments: argparse.Namespace) -> None:
 def _score(arguments: argparse.Namespace) -> None:
     from jaxguard.evaluation.wording import visible
     from jaxguard.guard import Guard
-    from jaxguard.scoring.archive import score_archive
+    from jaxguard.scoring.archive import Engine, score_archive, score_here
 
+    engine: Engine = score_here
+    if arguments.engine == "ray":
+        from jaxguard.scoring.ray_engine import RayEngine
+
+        engine = RayEngine(arguments.guard, arguments.workers, arguments.ray_address)
+    elif arguments.workers is not None or arguments.ray_address is not None:
+        raise JaxguardError("--workers, --ray-address: are for --engine ray")
     report = score_archive(
         arguments.archive,
         Guard.load(arguments.guard),
@@ -362,6 +373,7 @@ def _score(arguments: argparse.Namespace) -> None:
         store=arguments.store,
         format=arguments.format,
         progress=not arguments.quiet,
+        engine=engine,
     )
     counts, done = report.counts, report.run
     for skipped in report.skipped_files:

@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow.parquet as pq
 from tqdm import tqdm
@@ -21,12 +21,12 @@ from tqdm import tqdm
 from jaxguard.decision.shift import ShiftWatch
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
-from jaxguard.scoring.blocks import COUNTS, Block
+from jaxguard.scoring.blocks import COUNTS
 from jaxguard.scoring.job import Job, JobError, Tidied, identity, write_whole
-from jaxguard.scoring.pipeline import Progress, Run
+from jaxguard.scoring.pipeline import Done, Progress, Run, batches
 from jaxguard.scoring.shards import KINDS
 from jaxguard.traces.lock import locked
-from jaxguard.traces.registry import reader_named
+from jaxguard.traces.registry import Reader, reader_named
 from jaxguard.traces.sources import Source, find_sources
 from jaxguard.types import Decision, JaxguardError
 from jaxguard.versions import versions
@@ -83,9 +83,9 @@ class _Bar(Progress):
             self.windows += windows
             self._show()
 
-    def written(self, block: Block) -> None:
+    def written(self, steps: int) -> None:
         with self._lock:
-            self.steps += len(block.tools)
+            self.steps += steps
             self._show()
 
     def _show(self) -> None:
@@ -97,6 +97,33 @@ class _Bar(Progress):
         self._bar.close()
 
 
+class Engine(Protocol):
+    """What scores the files of an archive: :func:`score_here`, or many processes.
+
+    Called with the files, the guard, its feature store, the folder's job, the reader of every record or ``None``, and
+    what is told about the progress. When it returns, ``job`` knows every shard.
+    """
+
+    def __call__(
+        self,
+        sources: list[Source],
+        guard: Guard,
+        store: FeatureStore,
+        job: Job,
+        forced: Reader | None,
+        progress: Progress,
+    ) -> Done: ...
+
+
+def score_here(
+    sources: list[Source], guard: Guard, store: FeatureStore, job: Job, forced: Reader | None, progress: Progress
+) -> Done:
+    """Scores in this process."""
+    run = Run(batches(sources), guard, store, job, forced, progress)
+    run()
+    return run.done
+
+
 def score_archive(
     archive: str | os.PathLike[str],
     guard: Guard,
@@ -105,6 +132,7 @@ def score_archive(
     store: Path | None = None,
     format: str | None = None,
     progress: bool = True,
+    engine: Engine = score_here,
 ) -> ScoreReport:
     """Scores everything in ``archive``.
 
@@ -116,6 +144,7 @@ def score_archive(
         store: Feature store to use and extend; ``out/features`` by default.
         format: Name of the format; detected where it is None.
         progress: Shows a bar on stderr.
+        engine: Where the work is done: in this process, or in many (:class:`jaxguard.scoring.ray_engine.RayEngine`).
 
     Raises:
         JaxguardError: nothing to read, no trajectory in it, a store of another encoder, a store where output goes,
@@ -135,68 +164,65 @@ def score_archive(
         assert guard.calibration is not None
         job.keep_calibration(guard.calibration.to_json())
         bar = _Bar(sources, progress)
-        vectors = FeatureStore.create_or_open(features, guard.encoder.fingerprint, guard.encoder.dim)
+        opened = FeatureStore.create_or_open(features, guard.encoder.fingerprint, guard.encoder.dim)
         try:
-            run = Run(sources, guard, vectors, job, forced, bar)
-            run()
-            tidied = job.tidy(run.keys)
+            done = engine(sources, guard, opened, job, forced, bar)
+            tidied = job.tidy(done.keys)
             if tidied.again:  # they shared a shard with a file that was edited since
-                names = {name for name, key in run.keys.items() if key in tidied.again}
-                more = Run([own for own in sources if own.name in names], guard, vectors, job, forced, bar)
-                more()
-                run.counts.update(more.counts)
+                names = {name for name, key in done.keys.items() if key in tidied.again}
+                again = engine([own for own in sources if own.name in names], guard, opened, job, forced, bar)
+                done.update(again)
         finally:
             bar.close()
-        return _finish(
-            archive, job, guard, run, tidied, sources, skipped, round(time.perf_counter() - begin, 3), bar.steps
-        )
+        return _finish(archive, job, guard, done, tidied, sources, skipped, round(time.perf_counter() - begin, 3))
 
 
 def _finish(
     archive: str | os.PathLike[str],
     job: Job,
     guard: Guard,
-    run: Run,
+    done: Done,
     tidied: Tidied,
     sources: list[Source],
     skipped: list[str],
     seconds: float,
-    steps: int,
 ) -> ScoreReport:
+    if unfinished := [name for name, key in done.keys.items() if not job.is_done(key)]:
+        raise JobError(f"{job.folder}: {unfinished[0]} was read, but not all of its shards are there; run again")
     job.clear_unfinished()
     total = job.counts()
     counts = {name: total[name] for name in COUNTS}
     counts["files"] = len(sources)
-    counts["files_rejected"] += len(run.unread)
+    counts["files_rejected"] += len(done.unread)
     _require_rows(job, counts)
     formats = {name.partition(":")[2]: by for name, by in sorted(total.items()) if name.startswith("format:")}
     decisions = {d.name: total[f"decision:{d.name}"] for d in Decision if total[f"decision:{d.name}"]}
-    done = {
-        "steps": steps,
-        **{name: run.counts[name] for name in ("shards", "texts", "texts_embedded")},
+    run = {
+        **{name: done.counts[name] for name in ("steps", "shards", "texts", "texts_embedded")},
         "superseded": tidied.superseded,
         "kept": tidied.kept,
     }
+    unread = dict(sorted(done.unread.items()))
     watch = watch_shift(job, guard)
     manifest: dict[str, Any] = {
         "counts": counts,
         "formats": formats,
         "decisions": decisions,
-        "files": dict(sorted(run.keys.items())),
-        "unread_files": run.unread,
+        "files": dict(sorted(done.keys.items())),
+        "unread_files": unread,
         "skipped_files": skipped,
         "shift": {"log10_evidence": round(watch.evidence, 2), "alarm_at_trajectory": watch.alarm_at},
         "guard": json.loads((job.folder / "job.json").read_text(encoding="utf-8")),
-        "last_run": {"seconds": seconds, **done, "versions": versions()},
+        "last_run": {"seconds": seconds, **run, "versions": versions()},
     }
     write_whole(job.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     if not counts["trajectories"] and (counts["rejected"] or counts["files_rejected"]):
-        first = next(iter(run.unread.values()), "") or _first_reject(job)
+        first = next(iter(unread.values()), "") or _first_reject(job)
         raise JaxguardError(
             f"{archive}: nothing could be scored: {counts['rejected']} records and {counts['files_rejected']} files "
             f"were rejected (reasons in {job.folder / 'rejects'}); the first: {first}"
         )
-    return ScoreReport(counts, decisions, seconds, done, watch.alarm_at, skipped, run.unread)
+    return ScoreReport(counts, decisions, seconds, run, watch.alarm_at, skipped, unread)
 
 
 def _require_rows(job: Job, counts: dict[str, int]) -> None:

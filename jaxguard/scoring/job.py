@@ -15,10 +15,13 @@ or a digest of the keys of several small files. Nothing here is ever overwritten
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
+import time
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +39,10 @@ LAYOUT = 1
 CALIBRATION = "calibration.json"
 PARTS = "parts"
 SUPERSEDED = "superseded"
+WRITING = ".writing"
+"""Locked, shared, by each of several processes that write."""
+ENDING = 60
+"""Seconds that a new run waits for processes of one that was killed."""
 _PARTIAL = ".partial"
 _SHARD = re.compile(r"[0-9a-f]{32}-[0-9]{5,}")
 Part = dict[str, Any]
@@ -96,13 +103,31 @@ class Job:
 
     def __init__(self, folder: Path, wanted: Mapping[str, Any]):
         self.folder = folder
-        self._open(dict(wanted))
         self.parts: dict[str, Part] = {}
         self._pieces: dict[str, dict[int, bool]] = defaultdict(dict)  # of each content: is it the last?
-        for path in sorted((folder / PARTS).glob("*.json")):
-            part = _read_part(path)
-            self._check(part)
-            self._know(part)
+        self._open(dict(wanted))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._await_others()
+        self._clear_partial()
+        self.refresh()
+
+    def refresh(self, *, check: bool = True) -> None:
+        """Takes up shards that other processes finished since.
+
+        Args:
+            check: Compare them with their digests; whoever holds the folder does.
+
+        Raises:
+            JobError: One is not what was written.
+        """
+        for path in sorted((self.folder / PARTS).glob("*.json")):
+            if path.stem not in self.parts:
+                part = _read_part(path)
+                if check:
+                    self._check(part)
+                self._know(part)
 
     def _open(self, wanted: dict[str, Any]) -> None:
         path = self.folder / RESULTS_FILE
@@ -130,8 +155,30 @@ class Job:
                 f"--out {self.folder}: holds results of another job, which differs in {shown}; nothing was "
                 "overwritten, name another folder"
             )
-        for name in (PARTS, *KINDS):
-            for leftover in (self.folder / name).glob(f"*{_PARTIAL}"):
+
+    def _await_others(self) -> None:
+        """Until no process of a run that ended still writes: when the one that holds the folder is killed, others that
+        it had write on for some seconds."""
+        limit = time.monotonic() + ENDING
+        while True:
+            try:
+                with (self.folder / WRITING).open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except FileNotFoundError:
+                return
+            except BlockingIOError:
+                if time.monotonic() > limit:
+                    raise JobError(
+                        f"--out {self.folder}: processes of an earlier run still write there, expected them to end "
+                        f"within {ENDING} s; end them, and run again"
+                    ) from None
+            time.sleep(0.2)
+
+    def _clear_partial(self) -> None:
+        """Deletes what killed writers left; only while nobody else writes."""
+        for pattern in (f"*.json.*{_PARTIAL}", *(f"{name}/*{_PARTIAL}" for name in (PARTS, *KINDS))):
+            for leftover in self.folder.glob(pattern):
                 leftover.unlink()
 
     def keep_calibration(self, text: str) -> None:
@@ -234,6 +281,7 @@ class Job:
         Raises:
             JobError: Names a file that is none of ours; it was not touched.
         """
+        self._clear_partial()
         for kind, suffix in KINDS.items():
             for path in (self.folder / kind).iterdir():
                 name = path.name.removesuffix(suffix)
@@ -245,13 +293,39 @@ class Job:
                     path.unlink()
 
 
+class JobOfWorker(Job):
+    """The folder as one of several processes that write to it sees it; another one holds it, and has checked it.
+
+    Others' unfinished files are left alone.
+
+    Raises:
+        JobError: It is not there, or holds results of another job.
+    """
+
+    def _begin(self) -> None:
+        self._writing = (self.folder / WRITING).open("ab")
+        fcntl.flock(self._writing, fcntl.LOCK_SH)
+        self.refresh(check=False)
+
+    def _open(self, wanted: dict[str, Any]) -> None:
+        if not (self.folder / RESULTS_FILE).exists():
+            raise JobError(
+                f"--out {self.folder}: is not there on this machine, expected a folder that all machines share"
+            )
+        super()._open(wanted)
+
+    def close(self) -> None:
+        """Says that this process no longer writes; so does its end."""
+        self._writing.close()
+
+
 def write_whole(path: Path, content: bytes) -> None:
-    """A file that appears complete, durably, or not at all.
+    """A file that appears complete, durably, or not at all, also where several processes write it.
 
     Raises:
         JobError: It cannot be written, the disk is full, say.
     """
-    partial = path.with_name(path.name + _PARTIAL)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{_PARTIAL}")
     try:
         with partial.open("wb") as file:
             file.write(content)

@@ -11,7 +11,8 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,8 @@ OPEN_BLOCKS = 64
 TEXTS_PER_CALL = 4_096
 """New texts that are encoded, and stored, together: what a kill costs."""
 
+CHANGED = "the file changed while it was read; run again when it is complete"
+
 _END = None
 
 
@@ -53,8 +56,33 @@ class Progress:
     def embedded(self, windows: int) -> None:
         """So many windows more were encoded."""
 
-    def written(self, block: Block) -> None:
-        """A shard is finished."""
+    def written(self, steps: int) -> None:
+        """A shard of so many steps is finished."""
+
+
+@dataclass
+class Done:
+    """What was done with the files of an archive.
+
+    Attributes:
+        keys: Content key of each file that was read, by name.
+        unread: Files that could not be read, with the reason.
+        counts: ``texts``, ``texts_embedded``, ``shards`` and ``steps`` of this run.
+    """
+
+    keys: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def update(self, other: Done) -> None:
+        """Takes up what another process did, be it with other blocks of the same files."""
+        self.unread |= other.unread
+        for name, key in other.keys.items():
+            if self.keys.setdefault(name, key) != key:
+                self.unread[name] = CHANGED
+        for name in self.unread.keys() & other.keys.keys() | other.unread.keys():
+            self.keys.pop(name, None)
+        self.counts += other.counts
 
 
 class _Channel:
@@ -103,7 +131,8 @@ class Run:
     """One run over files of an archive; results go to ``job``.
 
     Args:
-        sources: Files to score; those whose content is finished are passed over.
+        batches: Files to score, in groups that may share shards (:func:`batches`); those whose content is finished are
+            passed over.
         guard: With thresholds.
         store: Its vectors; texts that it lacks are added.
         job: Where shards go.
@@ -112,14 +141,12 @@ class Run:
         owns: Which blocks of a file are this run's, by number; all by default. Others are read and left out.
 
     Attributes:
-        keys: Content key of each file that was read, by name.
-        unread: Files that could not be read, with the reason.
-        counts: ``texts``, ``texts_embedded``, ``windows``, ``shards``, ``lane_steps`` of this run.
+        done: What was done so far.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        batches: Iterable[Sequence[Source]],
         guard: Guard,
         store: FeatureStore,
         job: Job,
@@ -127,11 +154,9 @@ class Run:
         progress: Progress | None = None,
         owns: Callable[[int], bool] = lambda _number: True,
     ):
-        self._sources, self._guard, self._store, self._job = sources, guard, store, job
+        self._batches, self._guard, self._store, self._job = batches, guard, store, job
         self._forced, self._progress, self._owns = forced, progress or Progress(), owns
-        self.keys: dict[str, str] = {}
-        self.unread: dict[str, str] = {}
-        self.counts: Counter[str] = Counter()
+        self.done = Done()
         self._small: Block | None = None
         self._taken: set[str] = set()
         self._failed = threading.Event()
@@ -169,13 +194,13 @@ class Run:
 
     def _reading(self) -> None:
         reader = ArchiveReader(self._forced)
-        for batch in batches(self._sources):
+        for batch in self._batches:
             for source in batch:
                 try:
                     with source.local() as path:
                         self._read_file(reader, source, path)
                 except SourceError as error:
-                    self.unread[source.name] = str(error)
+                    self.done.unread[source.name] = str(error)
                 self._progress.read(source, source.size)
             self._put_small()
         self._read.put(_END)
@@ -187,7 +212,7 @@ class Run:
         except OSError as error:
             raise SourceError(f"the file cannot be read ({error.strerror or error})") from error
         if key in self._taken or self._job.is_done(key):
-            self.keys[source.name] = key
+            self.done.keys[source.name] = key
             return
         whole = os.path.getsize(path) or 1
 
@@ -197,7 +222,7 @@ class Run:
         for block in blocks(reader.read_local(path, at), key, source.name, self._guard.config.data.thought):
             after = os.stat(path)
             if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
-                raise SourceError("the file changed while it was read; run again when it is complete")
+                raise SourceError(CHANGED)
             (member,) = block.members
             if not self._owns(member.number) or self._job.has(key, member.number):
                 block.close()
@@ -205,7 +230,7 @@ class Run:
                 self._read.put(block)
             else:
                 self._pool(block)
-        self.keys[source.name] = key
+        self.done.keys[source.name] = key
         self._taken.add(key)
 
     def _pool(self, block: Block) -> None:
@@ -225,7 +250,7 @@ class Run:
     def _embedding(self) -> None:
         while (block := self._read.get()) is not _END:
             distinct = list(dict.fromkeys(block.texts()))
-            self.counts["texts"] += len(distinct)
+            self.done.counts["texts"] += len(distinct)
             rows = self._store.find(distinct)
             if (rows < 0).any():
                 self._add_missing([distinct[i] for i in np.flatnonzero(rows < 0).tolist()])
@@ -241,7 +266,7 @@ class Run:
                 raise Stopped
             part = missing[first : first + TEXTS_PER_CALL]
             vectors = self._guard.encoder.encode(part, self._progress.embedded)
-            self.counts["texts_embedded"] += self._store.add(part, vectors)
+            self.done.counts["texts_embedded"] += self._store.add(part, vectors)
 
     def _scoring(self) -> None:
         # A call of the scorer ends when nothing is ready, so that no finished one waits for texts being embedded.
@@ -289,5 +314,5 @@ class Run:
             files, part = make_shard(block, calibration)
             self._job.write(files, part)
             block.close()
-            self.counts["shards"] += 1
-            self._progress.written(block)
+            self.done.counts.update({"shards": 1, "steps": len(block.tools)})
+            self._progress.written(len(block.tools))

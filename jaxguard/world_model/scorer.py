@@ -6,12 +6,14 @@ In archives the same texts come again and again. What a step reads of a text doe
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxguard.config import ModelConfig
 from jaxguard.types import JaxguardError
@@ -42,6 +44,7 @@ from jaxguard.world_model.rssm import (
 
 Gather = Callable[[np.ndarray], np.ndarray]
 Encode = Callable[[StepWeights, jax.Array], jax.Array]
+Arrays = TypeVar("Arrays")
 Carry = tuple[jax.Array, Pool]
 """``h`` ``[B, D]`` and what the runs have shown."""
 
@@ -65,10 +68,16 @@ class Scorer:
     Args:
         config: Sizes.
         params: Parameters, as from :func:`jaxguard.world_model.params.unflatten`.
+        devices: What :meth:`score` shares its lanes out to; by default all local ones where they are accelerators,
+            and one where they are CPUs, whose threads share one device's work already. A risk has the same bits on
+            any number of equal devices.
     """
 
-    def __init__(self, config: ModelConfig, params: Params):
+    def __init__(self, config: ModelConfig, params: Params, devices: abc.Sequence[jax.Device] | None = None):
         self.config = config
+        if devices is None:
+            devices = jax.local_devices() if jax.default_backend() != "cpu" else ()
+        self._mesh = Mesh(np.array(devices), ("lanes",)) if len(devices) > 1 else None
         # Measured in bench/test_single_stream.py: with the weights closed over as constants a call dispatches 3 arrays
         # instead of 60; `nnx.jit` on the module is an order of magnitude slower.
         weights = jax.device_get(jax.jit(lambda p: step_weights(build(config, p), config))(params))
@@ -121,7 +130,6 @@ class Scorer:
             after, read = step(w, (carry[:, :deter], pool), observation(w, x[0]), action(w, x[1]), state.given)
             return state._replace(carry=pack(*after)), read_mode(w, config, *read)
 
-        @jax.jit
         def chunk(
             carry: Carry, tables: tuple[jax.Array, ...], rows: tuple[jax.Array, ...], is_first: jax.Array
         ) -> tuple[Carry, jax.Array]:
@@ -141,7 +149,16 @@ class Scorer:
             last, read = jax.lax.scan(body, carry, (rows, is_first))
             return last, read_mode(w, config, *read)
 
-        self._start, self._live, self._chunk, self._seen_dim = start, live, chunk, seen_dim
+        if self._mesh is not None:
+            # Mapped rather than left to the partitioner: each device runs the program that one alone would.
+            across = PartitionSpec(None, "lanes")
+            chunk = jax.shard_map(
+                chunk,
+                mesh=self._mesh,
+                in_specs=(PartitionSpec("lanes"), PartitionSpec(), across, across),
+                out_specs=(PartitionSpec("lanes"), across),
+            )
+        self._start, self._live, self._chunk, self._seen_dim = start, live, jax.jit(chunk), seen_dim
         self._kinds = tuple(
             _Kind(
                 _table_writer(constants, encode),
@@ -190,7 +207,7 @@ class Scorer:
         Args:
             sequences: Read lazily: at most a few per lane are held.
             gather: Row ids ``[...]`` to vectors ``[..., E]``, e.g. ``FeatureStore.gather``.
-            lanes: Trajectories that are scored side by side; every number is compiled once.
+            lanes: Trajectories that are scored side by side on each device; every number is compiled once.
 
         Raises:
             JaxguardError: a trajectory has not as many observations as actions.
@@ -198,9 +215,13 @@ class Scorer:
         Yields:
             Position of the trajectory in ``sequences``, and its risks ``[T, 2]`` (hazard, prefix; float32).
         """
+        lanes *= 1 if self._mesh is None else self._mesh.size
         packer = Packer(sequences, lanes)
-        carry = (jnp.zeros((lanes, self.config.deter)), empty_pool(lanes, self._seen_dim))
-        tables = [_Table(kind, self.config.embed_dim) for kind in self._kinds]
+        carry = self._placed((jnp.zeros((lanes, self.config.deter)), empty_pool(lanes, self._seen_dim)), "lanes")
+        tables = [
+            _Table(kind, self._placed(jnp.zeros((KEPT + kind.batch, kind.width))), self.config.embed_dim)
+            for kind in self._kinds
+        ]
         waiting: tuple[list[Piece], jax.Array] | None = None
         while True:
             block = packer.next_block()
@@ -214,6 +235,13 @@ class Scorer:
                 break
             waiting = (block.pieces, risks)
         yield from packer.empty
+
+    def _placed(self, arrays: Arrays, *axes: str) -> Arrays:
+        """On all devices, shared out along the named axes."""
+        if self._mesh is None:
+            return arrays
+        placed: Arrays = jax.device_put(arrays, NamedSharding(self._mesh, PartitionSpec(*axes)))
+        return placed
 
 
 def _vectors(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -240,9 +268,8 @@ def _table_writer(constants: Callable[[], StepWeights], encode: Encode) -> Calla
 class _Table:
     """Encoded vectors of one kind by row id; emptied when full."""
 
-    def __init__(self, kind: _Kind, embed_dim: int):
-        self.array = jnp.zeros((KEPT + kind.batch, kind.width))
-        self._kind, self._embed_dim = kind, embed_dim
+    def __init__(self, kind: _Kind, array: jax.Array, embed_dim: int):
+        self.array, self._kind, self._embed_dim = array, kind, embed_dim
         self._held: dict[int, int] = {}
 
     def find(self, ids: np.ndarray, gather: Gather) -> np.ndarray:

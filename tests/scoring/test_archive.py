@@ -84,7 +84,7 @@ def test_everything_is_scored_or_rejected(guard: Guard, mixed: Path, tmp_path: P
     rejected = [json.loads(line) for p in (out / "rejects").iterdir() for line in p.read_text().splitlines()]
     assert sorted((r["file"], r["position"]) for r in rejected) == [("a.jsonl", 1), ("b.jsonl", 1)]
     assert sorted(p.name for p in out.iterdir()) == [
-        "features", "job.json", "manifest.json", "parts", "rejects", "steps", "top", "trajectories",
+        "calibration.json", "features", "job.json", "manifest.json", "parts", "rejects", "steps", "top", "trajectories",
     ]  # fmt: skip
     for name, schema in (("steps", STEPS), ("trajectories", TRAJECTORIES)):
         assert all(pq.read_schema(path).equals(schema) for path in (out / name).iterdir())
