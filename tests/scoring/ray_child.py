@@ -27,7 +27,7 @@ def prepare() -> None:
     def faulty_write(self: job.JobOfWorker, files: Mapping[str, bytes], part: dict[str, Any]) -> None:
         nonlocal written
         written += 1
-        if part["file"] in _said(faults / "dies_at"):
+        if part["members"][0]["file"] in _said(faults / "dies_at"):
             os.kill(os.getpid(), signal.SIGKILL)
         if written > 1 and _claimed(faults / "dies_once"):
             # Midway: some of the shard's files are there, its record is not, and one file is half of one.

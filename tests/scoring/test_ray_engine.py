@@ -29,6 +29,7 @@ from jaxguard.scoring import ray_engine  # noqa: E402
 from jaxguard.scoring.ray_engine import Item, RayEngine, make_items, without_copies  # noqa: E402
 
 HERE = Path(__file__).parent
+BATCH_BYTES = 100_000  # two or three of the files
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,7 @@ def cluster(faults: Path, compiled: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxguard.scoring.blocks.STEPS_PER_BLOCK", STEPS_PER_BLOCK)
+    monkeypatch.setattr("jaxguard.scoring.pipeline.BATCH_BYTES", BATCH_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,7 @@ def alone(
     out = tmp_path_factory.mktemp("alone") / "out"
     with at_toy_size(compiled), pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxguard.scoring.blocks.STEPS_PER_BLOCK", STEPS_PER_BLOCK)
+        patch.setattr("jaxguard.scoring.pipeline.BATCH_BYTES", BATCH_BYTES)
         score_archive(archive, guard, out, progress=False)
     return out
 
@@ -185,7 +188,7 @@ def test_files_that_kill_every_process_are_named(
 ) -> None:
     (faults / "dies_at").write_text("f5.jsonl")
     try:
-        with pytest.raises(ray_engine.RayError, match=r"f5\.jsonl: the process died 4 times while it scored them"):
+        with pytest.raises(ray_engine.RayError, match=r"f5\.jsonl, .*: the process died 4 times while it scored them"):
             scored(archive, guard, small_run, tmp_path / "out")
     finally:
         (faults / "dies_at").unlink()
