@@ -19,5 +19,6 @@ run calibrate "$out/run"
 run evaluate "$out/run"
 run generate --config "$config" --out "$out/archive" data.drift.trajectories=200 data.drift.seed=7
 run score "$out/archive" --guard "$out/run/guard" --out "$out/scores" --store "$out/features"
+run report "$out/scores"
 echo
-echo "Open $out/run/report/report.html; the scored archive is $out/scores (Parquet)."
+echo "Open $out/run/report/report.html and $out/scores/report/report.html."

@@ -388,7 +388,8 @@ def _score(arguments: argparse.Namespace) -> None:
     )
     rate = done["steps"] / max(report.seconds, 1e-9)
     _say(
-        f"this run: {done['steps']:,} steps scored, {done['texts_embedded']:,} texts embedded, {report.seconds:,.1f} s "
+        f"this run: {done['steps']:,} steps scored, {done['texts_embedded']:,} texts embedded, "
+        f"{done['compiled']} programs compiled, {report.seconds:,.1f} s "
         f"({rate:,.0f} steps/s)"
     )
     for name, meaning in (("superseded", "edited since the last run"), ("kept", "no longer in the archive, rows kept")):

@@ -217,7 +217,7 @@ def test_score(small_run: SmallRun, tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "out" / "steps").num_rows == 2
     assert "this run: 2 steps scored, 6 texts embedded" in said
     again = done("score", archive, "--guard", small_run.guard, "--out", tmp_path / "out", "--quiet").out
-    assert "this run: 0 steps scored, 0 texts embedded" in again
+    assert "this run: 0 steps scored, 0 texts embedded, 0 programs compiled" in again
 
 
 def test_bars_are_shown_unless_quiet(small_run: SmallRun, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ class ScoreReport:
             the rows of the two tables.
         decisions: Trajectories by their worst decision.
         seconds: Wall time of this run.
-        run: Of this run alone: ``steps`` and ``shards`` scored, ``texts_embedded``, files ``superseded`` and ``kept``.
+        run: Of this run alone: ``steps`` and ``shards`` scored, ``texts_embedded``, XLA programs ``compiled``, files
+            ``superseded`` and ``kept``.
         shift_at: Trajectory at which the archive no longer looked like the calibration set, if it came to that
             (:mod:`jaxguard.decision.shift`).
         skipped_files: What of the archive was not looked into.
@@ -198,7 +199,7 @@ def _finish(
     formats = {name.partition(":")[2]: by for name, by in sorted(total.items()) if name.startswith("format:")}
     decisions = {d.name: total[f"decision:{d.name}"] for d in Decision if total[f"decision:{d.name}"]}
     run = {
-        **{name: done.counts[name] for name in ("steps", "shards", "texts", "texts_embedded")},
+        **{name: done.counts[name] for name in ("steps", "shards", "texts", "texts_embedded", "compiled")},
         "superseded": tidied.superseded,
         "kept": tidied.kept,
     }

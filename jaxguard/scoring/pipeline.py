@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from jaxguard.features.store import FeatureStore
@@ -67,7 +68,8 @@ class Done:
     Attributes:
         keys: Content key of each file that was read, by name.
         unread: Files that could not be read, with the reason.
-        counts: ``texts``, ``texts_embedded``, ``shards`` and ``steps`` of this run.
+        counts: ``texts``, ``texts_embedded``, ``shards`` and ``steps`` of this run, and ``compiled``: XLA programs, of
+            which there are a few for the scorer and one for each length of texts, whatever the archive.
     """
 
     keys: dict[str, str] = field(default_factory=dict)
@@ -169,6 +171,18 @@ class Run:
         Raises:
             JaxguardError: A side file is broken, the disk is full, the store is damaged.
         """
+        compiled = self._count_compiled
+        jax.monitoring.register_event_duration_secs_listener(compiled)
+        try:
+            self._run()
+        finally:
+            jax.monitoring.unregister_event_duration_listener(compiled)
+
+    def _count_compiled(self, event: str, duration_secs: float, **_: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.done.counts["compiled"] += 1
+
+    def _run(self) -> None:
         stages = (self._reading, self._embedding, self._writing)
         threads = [threading.Thread(target=self._guarded, args=(stage,), name=stage.__name__) for stage in stages]
         for thread in threads:

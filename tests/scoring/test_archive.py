@@ -185,6 +185,16 @@ def test_how_an_archive_is_cut_changes_no_row(
             assert without_shard(rows(out, table)) == without_shard(rows(tmp_path / "one", table))
 
 
+def test_a_longer_archive_compiles_nothing_more(guard: Guard, small_run: SmallRun, tmp_path: Path) -> None:
+    fresh = Guard(guard.config, guard.params, guard.encoder, guard.calibration)
+    first = score_archive(small_run.data, fresh, tmp_path / "one", store=small_run.store, progress=False)
+    assert 0 < first.run["compiled"] < 12
+    lines(tmp_path / "x.jsonl", *(native(f"run {i}", *["look"] * (1 + 7 * i % 90)) for i in range(200)))
+    second = score_archive(tmp_path / "x.jsonl", fresh, tmp_path / "two", progress=False)
+    assert second.run["steps"] > first.run["steps"]
+    assert second.run["compiled"] == 0
+
+
 def test_ids_are_unique_within_a_shard(guard: Guard, tmp_path: Path) -> None:
     lines(tmp_path / "x.jsonl", *(native("same", "look") for _ in range(3)), native("same~2", "look"))
     report = score_archive(tmp_path / "x.jsonl", guard, tmp_path / "out", progress=False)
