@@ -108,6 +108,7 @@ class Shard:
     Attributes:
         path: The file.
         rows: Number of rows N.
+        size: Bytes of the vectors.
 
     Raises:
         FeatureStoreError: The file is truncated, damaged, of another shape or of another fingerprint.
@@ -128,6 +129,7 @@ class Shard:
                 schema.field("vector").type.value_type == pa.from_numpy_dtype(dtype)
             )
             layout_ok = meta.num_rows == self.rows and meta.num_row_groups == 1
+            self.size = self.rows * dim * dtype.itemsize
             self._hash_at = self._values_at(meta, 0, HASH_BYTES)
             self._vector_at = self._values_at(meta, 1, dim * dtype.itemsize)
         except (OSError, pa.ArrowException, KeyError, ValueError, TypeError, AttributeError, JaxguardError) as error:

@@ -44,8 +44,8 @@ _MANIFEST = "manifest.json"
 _LOCK = ".lock"
 _LAYOUT = 1
 _DTYPES = ("float16", "float32")
-# Every map holds one file handle; a process may have 1,024 of them.
-_OPEN_MAPS = 256
+# Every map holds one file handle, of which a process may have 1,024, and what was read of it counts as its memory.
+_OPEN_MAPS, _OPEN_BYTES = 256, 256 << 20
 # Archives repeat themselves: short texts asked for lately are not hashed and searched for again.
 _RECENT, _SHORT = 1 << 14, 1_000  # texts, characters
 
@@ -83,6 +83,7 @@ class FeatureStore:
         self._keys = np.zeros(0, f"S{HASH_BYTES}")  # sorted
         self._ids = np.zeros(0, np.int64)  # row id of each key
         self._maps: OrderedDict[int, Shard] = OrderedDict()
+        self._mapped = 0  # bytes of vectors behind them
         self._recent: dict[str, int] = {}  # row ids of texts asked for lately
         self.refresh()
 
@@ -286,10 +287,14 @@ class FeatureStore:
 
     def _shard(self, number: int) -> Shard:
         """Shard ``number``; closes the map that was used longest ago when too many are open."""
-        self._maps[number] = self._shards[number]
+        if number not in self._maps:
+            self._maps[number] = self._shards[number]
+            self._mapped += self._shards[number].size
         self._maps.move_to_end(number)
-        if len(self._maps) > _OPEN_MAPS:
-            self._maps.popitem(last=False)[1].close()
+        while len(self._maps) > 1 and (len(self._maps) > _OPEN_MAPS or self._mapped > _OPEN_BYTES):
+            closed = self._maps.popitem(last=False)[1]
+            closed.close()
+            self._mapped -= closed.size
         return self._shards[number]
 
 

@@ -110,8 +110,9 @@ def test_large_adds_are_split_into_shards(tmp_path: Path) -> None:
     assert shards.rows_per_shard(1 << 20) == 256
 
 
-def test_more_shards_than_open_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxguard.features.store._OPEN_MAPS", 2)
+@pytest.mark.parametrize(("limit", "value"), [("_OPEN_MAPS", 2), ("_OPEN_BYTES", 8)])
+def test_more_shards_than_open_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
+    monkeypatch.setattr(f"jaxguard.features.store.{limit}", value)
     store = FeatureStore.create_or_open(tmp_path, FP, 1)
     texts = [str(number) for number in range(6)]
     for number, text in enumerate(texts):
