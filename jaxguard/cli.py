@@ -392,7 +392,11 @@ def _score(arguments: argparse.Namespace) -> None:
         f"{done['compiled']} programs compiled, {report.seconds:,.1f} s "
         f"({rate:,.0f} steps/s)"
     )
-    for name, meaning in (("superseded", "edited since the last run"), ("kept", "no longer in the archive, rows kept")):
+    for name, meaning in (
+        ("superseded", "edited since they were scored; their old rows are in superseded/"),
+        ("kept", "no longer in the archive, rows kept"),
+        ("put_aside", "no longer in the archive, rows in superseded/ because they shared a shard with an edited file"),
+    ):
         if done[name]:
             _say(f"{done[name]:,} files {meaning}")
     _say(f"trajectories: {_pairs(report.decisions)}")

@@ -301,7 +301,7 @@ class FeatureStore:
 @contextlib.contextmanager
 def _lock(folder: Path, mode: int) -> Iterator[None]:
     """Hold the folder's lock file; writers share it, so that only a cleaner ever waits or is turned away."""
-    with open(folder / _LOCK, "ab") as file:
+    with open(folder / _LOCK, "a+b") as file:
         fcntl.flock(file, mode)
         yield
 

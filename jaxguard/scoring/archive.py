@@ -22,7 +22,7 @@ from jaxguard.decision.shift import ShiftWatch
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
 from jaxguard.scoring.blocks import COUNTS
-from jaxguard.scoring.job import Job, JobError, Tidied, identity, write_whole
+from jaxguard.scoring.job import MANIFEST, Job, JobError, Tidied, identity, write_whole
 from jaxguard.scoring.pipeline import Done, Progress, Run, batches
 from jaxguard.scoring.shards import KINDS
 from jaxguard.traces.lock import locked
@@ -30,8 +30,6 @@ from jaxguard.traces.registry import Reader, reader_named
 from jaxguard.traces.sources import Source, find_sources
 from jaxguard.types import Decision, JaxguardError
 from jaxguard.versions import versions
-
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class ScoreReport:
         decisions: Trajectories by their worst decision.
         seconds: Wall time of this run.
         run: Of this run alone: ``steps`` and ``shards`` scored, ``texts_embedded``, XLA programs ``compiled``, files
-            ``superseded`` and ``kept``.
+            ``superseded``, ``kept`` and ``put_aside`` (:class:`jaxguard.scoring.job.Tidied`).
         shift_at: Trajectory at which the archive no longer looked like the calibration set, if it came to that
             (:mod:`jaxguard.decision.shift`).
         skipped_files: What of the archive was not looked into.
@@ -202,6 +200,7 @@ def _finish(
         **{name: done.counts[name] for name in ("steps", "shards", "texts", "texts_embedded", "compiled")},
         "superseded": tidied.superseded,
         "kept": tidied.kept,
+        "put_aside": tidied.put_aside,
     }
     unread = dict(sorted(done.unread.items()))
     watch = watch_shift(job, guard)
@@ -218,7 +217,7 @@ def _finish(
     }
     write_whole(job.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     if not counts["trajectories"] and (counts["rejected"] or counts["files_rejected"]):
-        first = next(iter(unread.values()), "") or _first_reject(job)
+        first = next((f"{name}: {reason}" for name, reason in unread.items()), "") or _first_reject(job)
         raise JaxguardError(
             f"{archive}: nothing could be scored: {counts['rejected']} records and {counts['files_rejected']} files "
             f"were rejected (reasons in {job.folder / 'rejects'}); the first: {first}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import pickle
 import shutil
 import tempfile
@@ -69,13 +70,14 @@ class Member:
 
 @dataclass
 class Item:
-    """A trajectory of a block; ``about`` is it without its steps."""
+    """A trajectory of a block; ``about`` is it without its steps and texts."""
 
     about: Trajectory
     file: str
     record: int
     length: int
     first_hazard: int | None
+    metadata: str  # as JSON
     texts: Texts | None  # until their rows are known
     sequence: Sequence | None = None
 
@@ -163,8 +165,12 @@ class Block:
         self.unobserved += [step.unobserved for step in steps]
         self.chars += sum(map(len, texts[0])) + sum(map(len, texts[1])) + len(texts[2])
         self._keep(trajectory)
-        about = replace(trajectory, steps=(), first_hazard=None)
-        self.items.append(Item(about, self.members[-1].file, record, len(steps), trajectory.first_hazard, texts))
+        metadata = json.dumps(dict(trajectory.metadata), sort_keys=True)
+        self.chars += len(metadata)
+        # What is not needed until the block is written does not wait in memory.
+        about = replace(trajectory, steps=(), first_hazard=None, instruction="", final_observation="")
+        file = self.members[-1].file
+        self.items.append(Item(about, file, record, len(steps), trajectory.first_hazard, metadata, texts))
 
     def absorb(self, other: Block) -> None:
         """Takes up all that another block of other files holds; that one is not to be used any more."""

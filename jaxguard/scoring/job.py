@@ -25,7 +25,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jaxguard
 from jaxguard.guard import Guard
@@ -38,6 +38,7 @@ from jaxguard.types import JaxguardError
 LAYOUT = 1
 CALIBRATION = "calibration.json"
 PARTS = "parts"
+MANIFEST = "manifest.json"
 SUPERSEDED = "superseded"
 WRITING = ".writing"
 """Locked, shared, by each of several processes that write."""
@@ -52,12 +53,14 @@ class Tidied(NamedTuple):
     """What :meth:`Job.tidy` did.
 
     ``superseded``: files that were edited since; the shards with their rows are in a folder of that name. ``kept``:
-    files that are no longer in the archive; their rows stay. ``again``: keys of other files in superseded shards, which
-    are to be scored again.
+    files that are no longer in the archive; their rows stay. ``put_aside``: files that are no longer there and shared a
+    shard with an edited one, whose rows went with it. ``again``: keys of other files in superseded shards, which are to
+    be scored again.
     """
 
     superseded: int
     kept: int
+    put_aside: int
     again: set[str]
 
 
@@ -109,6 +112,8 @@ class Job:
         self._begin()
 
     def _begin(self) -> None:
+        for name in (PARTS, *KINDS):
+            (self.folder / name).mkdir(exist_ok=True)
         self._await_others()
         self._clear_partial()
         self.refresh()
@@ -134,13 +139,12 @@ class Job:
         try:
             found = load_json(path)
         except FileNotFoundError:
-            if (self.folder / "manifest.json").exists() or (self.folder / PARTS).exists():
+            if (self.folder / MANIFEST).exists() or (self.folder / PARTS).exists():
                 raise JobError(
                     f"--out {self.folder}: holds something else than results of `jaxguard score`; nothing was "
                     "overwritten, name another folder"
                 ) from None
-            for name in (PARTS, *KINDS):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, (json.dumps(wanted, indent=1, sort_keys=True) + "\n").encode())
             return
         except ValueError as error:
@@ -162,7 +166,7 @@ class Job:
         limit = time.monotonic() + ENDING
         while True:
             try:
-                with (self.folder / WRITING).open("rb") as file:
+                with (self.folder / WRITING).open("r+b") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except FileNotFoundError:
@@ -240,20 +244,35 @@ class Job:
 
         Args:
             present: Content key of every file of the archive, by name.
+
+        Raises:
+            JobError: The manifest of the last run cannot be read.
         """
         keys = set(present.values())
-        superseded, kept, again = set(), set(), set()
+        # Names as of the last run, because shards know those of the run that made them.
+        edited = {key for name, key in self._last_names().items() if present.get(name, key) != key} - keys
+        superseded, kept, aside, again = set(), set(), set(), set()
         for part in list(self.parts.values()):
             own = {member["key"]: member["file"] for member in part["members"]}
-            gone = {key for key in own if key not in keys}
-            edited = {key for key in gone if own[key] in present or not self.is_done(key)}
-            if edited:
-                superseded |= edited
-                again |= set(own) - gone
+            gone = own.keys() - keys
+            changed = {key for key in gone if key in edited or own[key] in present or not self.is_done(key)}
+            if changed:
+                superseded |= changed
+                aside |= gone - changed
+                again |= own.keys() - gone
                 self._supersede(part["shard"])
             else:
                 kept |= gone
-        return Tidied(len(superseded), len(kept - superseded), again)
+        return Tidied(len(superseded), len(kept - superseded), len(aside - superseded), again)
+
+    def _last_names(self) -> dict[str, str]:
+        path = self.folder / MANIFEST
+        try:
+            return dict(load_json(path)["files"])
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError) as error:
+            raise JobError(f"{path}: {error!r}, expected what `jaxguard score` wrote; delete it to go on") from error
 
     def _supersede(self, shard: str) -> None:
         # The record first: without it, the shard counts as unfinished.
@@ -296,16 +315,25 @@ class Job:
 class JobOfWorker(Job):
     """The folder as one of several processes that write to it sees it; another one holds it, and has checked it.
 
-    Others' unfinished files are left alone.
+    Others' unfinished files are left alone. It is a context in which this process writes; its end, and that of the
+    process, says that it no longer does.
 
     Raises:
         JobError: It is not there, or holds results of another job.
     """
 
     def _begin(self) -> None:
-        self._writing = (self.folder / WRITING).open("ab")
+        self._writing: IO[bytes] | None = None
+
+    def __enter__(self) -> JobOfWorker:
+        self._writing = (self.folder / WRITING).open("a+b")
         fcntl.flock(self._writing, fcntl.LOCK_SH)
         self.refresh(check=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writing is not None:
+            self._writing.close()
 
     def _open(self, wanted: dict[str, Any]) -> None:
         if not (self.folder / RESULTS_FILE).exists():
@@ -313,10 +341,6 @@ class JobOfWorker(Job):
                 f"--out {self.folder}: is not there on this machine, expected a folder that all machines share"
             )
         super()._open(wanted)
-
-    def close(self) -> None:
-        """Says that this process no longer writes; so does its end."""
-        self._writing.close()
 
 
 def write_whole(path: Path, content: bytes) -> None:

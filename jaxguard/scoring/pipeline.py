@@ -24,16 +24,14 @@ from jaxguard.scoring.blocks import Block, blocks
 from jaxguard.scoring.job import Job
 from jaxguard.scoring.shards import make_shard
 from jaxguard.traces.reading import ArchiveReader
-from jaxguard.traces.registry import Reader
+from jaxguard.traces.registry import CannotRead, Reader
 from jaxguard.traces.sources import Source, SourceError, content_key
 from jaxguard.world_model import packing
 
 QUEUE = 2
 """Blocks between two stages."""
-BATCH_BYTES = 16 << 20
-FILES_PER_BLOCK = 1_024
-"""Small files become one shard together, but no more than these; what begins anew after so many bytes of the archive
-can be done on another machine."""
+BATCH_BYTES, BATCH_FILES = 16 << 20, 1_024
+"""Small files become one shard together, but not beyond a batch of so many: another machine may have the next."""
 OPEN_BLOCKS = 64
 """Blocks that may wait for a trajectory of theirs; lanes run empty rather than take up more."""
 TEXTS_PER_CALL = 4_096
@@ -120,9 +118,12 @@ def batches(sources: Sequence[Source]) -> Iterator[list[Source]]:
     batch: list[Source] = []
     size = 0
     for source in sources:
+        if batch and source.size >= BATCH_BYTES:  # alone, as it may be shared among several processes
+            yield batch
+            batch, size = [], 0
         batch.append(source)
         size += source.size
-        if size >= BATCH_BYTES or len(batch) >= FILES_PER_BLOCK:
+        if size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
             yield batch
             batch, size = [], 0
     if batch:
@@ -189,10 +190,13 @@ class Run:
             thread.start()
         try:
             self._guarded(self._scoring)
-        finally:
-            self._failed.set() if self._error is not None else None
             for thread in threads:
                 thread.join()
+        except BaseException:  # an interrupt: nobody may write any more when this returns
+            self._failed.set()
+            for thread in threads:
+                thread.join()
+            raise
         if self._error is not None:
             raise self._error
 
@@ -213,7 +217,7 @@ class Run:
                 try:
                     with source.local() as path:
                         self._read_file(reader, source, path)
-                except SourceError as error:
+                except CannotRead as error:
                     self.done.unread[source.name] = str(error)
                 self._progress.read(source, source.size)
             self._put_small()
@@ -222,19 +226,22 @@ class Run:
     def _read_file(self, reader: ArchiveReader, source: Source, path: Path) -> None:
         try:
             before = os.stat(path)
+            whole = before.st_size or 1
             key = content_key(path, source.beside)
         except OSError as error:
             raise SourceError(f"the file cannot be read ({error.strerror or error})") from error
         if key in self._taken or self._job.is_done(key):
             self.done.keys[source.name] = key
             return
-        whole = os.path.getsize(path) or 1
 
         def at(position: int) -> None:  # what was unzipped has another size than what is listed
             self._progress.read(source, source.size * position // whole)
 
         for block in blocks(reader.read_local(path, at), key, source.name, self._guard.config.data.thought):
-            after = os.stat(path)
+            try:
+                after = os.stat(path)
+            except OSError as error:
+                raise SourceError(f"the file vanished while it was read ({error.strerror})") from error
             if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
                 raise SourceError(CHANGED)
             (member,) = block.members
@@ -253,7 +260,7 @@ class Run:
             self._small = block
         else:
             self._small.absorb(block)
-        if self._small.full or len(self._small.members) >= FILES_PER_BLOCK:
+        if self._small.full:
             self._put_small()
 
     def _put_small(self) -> None:

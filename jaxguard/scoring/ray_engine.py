@@ -21,7 +21,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -232,6 +232,10 @@ class _Worker:
         # Not made if absent: then it is not the one that the others share.
         return FeatureStore.open(self._path, self._guard.encoder.fingerprint, self._guard.encoder.dim)
 
+    @functools.cached_property
+    def _job(self) -> JobOfWorker:
+        return JobOfWorker(self._folder, identity(self._guard, self._format))
+
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         done, error, trace = Done(), "", ""
         number, item = row["number"], pickle.loads(row["item"])
@@ -261,7 +265,7 @@ class _Worker:
 
     def _score(self, item: Item) -> Done:
         forced = None if self._format is None else reader_named(self._format)
-        with closing(JobOfWorker(self._folder, identity(self._guard, self._format))) as job:
+        with self._job as job:
             run = Run(
                 item.batches,
                 self._guard,

@@ -122,9 +122,7 @@ def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes]
             "max_fused": fused.astype(np.float32),
             "unsafe": pa.array([own.unsafe for own in about], pa.bool_()),
             "first_hazard": pa.array([item.first_hazard for item in items], pa.int32()),
-            "metadata": pa.array(
-                [json.dumps(dict(own.metadata), ensure_ascii=True, sort_keys=True) for own in about], pa.string()
-            ),
+            "metadata": pa.array([item.metadata for item in items], pa.string()),
         },
         schema=TRAJECTORIES,
     )
@@ -139,7 +137,7 @@ def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes]
             json.dumps({"file": file, "position": position, "reason": reason}) + "\n"
             for file, position, reason in block.rejects
         )
-        files["rejects"] = "".join(lines).encode("utf-8", "backslashreplace")
+        files["rejects"] = "".join(lines).encode()
     record = {
         "shard": block.name,
         "members": [asdict(member) for member in block.members],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 from jaxguard.traces import files
 from jaxguard.traces.files import Broken, Parsed
 from jaxguard.traces.readers.inspect_ai import sample_record
+from jaxguard.traces.registry import CannotRead
 
 _SAMPLES = "samples/"
 # The second is there from the start on; it is all that a log has which broke off.
 _HEADERS = ("header.json", "_journal/start.json")
-_MEMBER_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, KeyError, ValueError, RuntimeError)
 
 
 def read_samples(path: Path) -> Iterator[Parsed | Broken]:
@@ -23,13 +22,14 @@ def read_samples(path: Path) -> Iterator[Parsed | Broken]:
 
     Raises:
         OSError: The file cannot be opened or the disk fails.
+        CannotRead: inspect-ai is not installed.
     """
     try:
         # Adds to ``zipfile`` the compression that newer logs are written with.
         import inspect_ai.log  # noqa: F401
     except ImportError as error:
-        yield Broken(0, f"an Inspect log: {error.name} is not installed; pip install 'jaxguard[formats]'")
-        return
+        reason = f"an Inspect log: {error.name} is not installed; pip install 'jaxguard[formats]'"
+        raise CannotRead(reason) from error
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
@@ -60,12 +60,9 @@ def _member(archive: zipfile.ZipFile, name: str, position: int) -> Parsed | Brok
     try:
         with archive.open(name) as stream:
             data = stream.read(limit + 1)
-    except _MEMBER_ERRORS as error:
-        return Broken(position, f"{name}: cannot be unpacked ({error})")
-    except Exception as error:
-        # The unpacker of newer logs has errors of its own, which are known only where it is installed.
-        if isinstance(error, OSError):
-            raise
+    except OSError:
+        raise
+    except Exception as error:  # the unpacker of newer logs has errors of its own, known only where it is installed
         return Broken(position, f"{name}: cannot be unpacked ({error})")
     if len(data) > limit:
         return Broken(position, f"{name}: longer than {limit} bytes")

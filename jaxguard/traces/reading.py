@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxguard.traces.files import MAX_RECORD_BYTES, Broken, Parsed, read_records
-from jaxguard.traces.registry import Context, Reader, Record, RecordError, detect, format_names
-from jaxguard.traces.sources import Source, SourceError
+from jaxguard.traces.registry import CannotRead, Context, Reader, Record, RecordError, detect, format_names
+from jaxguard.traces.sources import Source
 from jaxguard.types import JaxguardError, Trajectory
 
 DETECTION_WINDOW = 100
@@ -25,8 +24,8 @@ class Outcome:
     """What became of one record: its trajectories, or the reason why there are none.
 
     Attributes:
-        position: Of the record in its file; ``None`` where the file as a whole is rejected (then nothing follows, and
-            no other record of it was read as a trace).
+        position: Of the record in its file; ``None`` where the file as a whole is rejected (then it is the only one).
+            For what ``Reader.split`` made of a file, its place in that, after the lines that stand for themselves.
         trajectories: At least one, unless there is a reason.
         reason: Why the record is rejected, else ``""``.
         format: Name of the format it was recognised as, ``""`` where it was not.
@@ -73,18 +72,19 @@ class ArchiveReader:
         self._companions: Companions | None = None
 
     def read(self, source: Source) -> Iterator[Outcome]:
-        """As :func:`read_file`; a file that cannot be fetched is a reject as a whole.
+        """As :func:`read_file`; a file that cannot be read, or not to its end, ends with a reject.
 
         Raises:
             JaxguardError: A side file is broken.
         """
-        with ExitStack() as stack:
-            try:
-                file = stack.enter_context(source.local())
-            except SourceError as error:
-                yield Outcome(None, reason=str(error))
-                return
-            yield from self.read_local(file)
+        following: int | None = None
+        try:
+            with source.local() as file:
+                for outcome in self.read_local(file):
+                    yield outcome
+                    following = (outcome.position or 0) + 1
+        except CannotRead as error:
+            yield Outcome(following, reason=str(error))
 
     def read_local(self, file: Path, at: Callable[[int], object] | None = None) -> Iterator[Outcome]:
         """As :meth:`read`, for a file on this machine with its side files beside it; ``at`` as in ``read_records``."""
@@ -99,12 +99,13 @@ def read_file(
     """All records of a file, in order, each as trajectories or as a reject.
 
     Args:
-        file: Local; a file that cannot be opened or read on becomes a reject.
+        file: Local.
         companions: Those of the file's folder.
         forced: The reader of every record; recognised record by record where it is ``None``.
         at: Told how many bytes of the file are read.
 
     Raises:
+        CannotRead: The file cannot be opened or read on, or needs a package that is not installed.
         JaxguardError: A side file is broken.
     """
     reader = forced
@@ -124,8 +125,8 @@ def read_file(
             else:
                 if reader.split is not None:
                     others = {other.position for other in unknown}
-                    yield from (outcome for outcome in held if outcome.position not in others)
-                    yield from _read_whole(file, reader, companions, [*unknown, item], items)
+                    apart = [outcome for outcome in held if outcome.position not in others]
+                    yield from _read_whole(file, reader, companions, apart, [*unknown, item], items)
                     return
                 known = True
                 yield from held
@@ -150,6 +151,8 @@ def _read(reader: Reader, item: Parsed, context: Context) -> Outcome:
         made = tuple(reader.read(item.record, context))
         if not made:
             reason = "the record holds no trajectory"
+    except CannotRead:
+        raise
     except JaxguardError as error:
         reason = str(error)
     except _SHAPE_ERRORS as error:
@@ -158,56 +161,65 @@ def _read(reader: Reader, item: Parsed, context: Context) -> Outcome:
 
 
 def _read_whole(
-    file: Path, reader: Reader, companions: Companions, first: Sequence[Parsed], rest: Iterator[Parsed | Broken]
+    file: Path,
+    reader: Reader,
+    companions: Companions,
+    apart: list[Outcome],
+    first: Sequence[Parsed],
+    rest: Iterator[Parsed | Broken],
 ) -> Iterator[Outcome]:
-    """A file whose records only together are trajectories, in ``reader``'s format from its first records on."""
+    """A file whose records only together are trajectories, in ``reader``'s format from its first records on.
+
+    ``apart`` are outcomes of lines that stand for themselves.
+    """
     assert reader.split is not None
     records = [item.record for item in first]
     size = sum(item.size for item in first)
     surrogates, nonfinite = sum(item.surrogates for item in first), sum(item.nonfinite for item in first)
     for item in rest:
         if isinstance(item, Broken):
-            yield Outcome(item.position, reason=item.reason)
+            apart.append(Outcome(item.position, reason=item.reason))
             continue
         other = None if reader.matches(item.record) else _detect_or_none(item.record)
         if other is not None and other is not reader and other.split is None:
-            yield _read(other, item, Context(file, item.position, companions.of(other)))
+            apart.append(_read(other, item, Context(file, item.position, companions.of(other))))
             continue
         size += item.size
-        if size > MAX_RECORD_BYTES:
-            reason = (
-                f"more than {MAX_RECORD_BYTES} characters of {reader.name} records that belong together in one file"
-            )
-            yield Outcome(None, reason=f"{reason}, expected a file for each session or trace")
-            return
-        records.append(item.record)
+        if size <= MAX_RECORD_BYTES:
+            records.append(item.record)
         surrogates, nonfinite = surrogates + item.surrogates, nonfinite + item.nonfinite
+    yield from apart
+    following = max((outcome.position or 0 for outcome in apart), default=-1) + 1
+    reason = ""
+    parts: list[Record] = []
     try:
+        if size > MAX_RECORD_BYTES:
+            raise RecordError(
+                f"more than {MAX_RECORD_BYTES} characters of records that belong together, expected a file for each "
+                "session or trace"
+            )
         parts = list(reader.split(records))
         if not parts:
             raise RecordError("it holds no trajectory")
     except JaxguardError as error:
-        yield Outcome(None, reason=f"{reader.name}: {error}")
-        return
+        reason = f"{reader.name}: {error}"
     except _SHAPE_ERRORS as error:
-        yield Outcome(None, reason=f"not of the shape of {reader.name}: {type(error).__name__}: {error}")
+        reason = f"not of the shape of {reader.name}: {type(error).__name__}: {error}"
+    if reason:
+        yield Outcome(following if apart else None, reason=reason, format=reader.name if apart else "")
         return
     loaded = companions.of(reader)
-    for position, part in enumerate(parts):
+    for position, part in enumerate(parts, following):
         # What was replaced is counted once for the file.
-        item = Parsed(position, part, surrogates, nonfinite) if position == 0 else Parsed(position, part)
+        item = Parsed(position, part, surrogates, nonfinite) if part is parts[0] else Parsed(position, part)
         yield _read(reader, item, Context(file, position, loaded))
 
 
 def _items(file: Path, at: Callable[[int], object] | None) -> Iterator[Parsed | Broken]:
-    """The file's records; a file that cannot be opened or read on must not lose the others."""
-    position = 0
     try:
-        for item in read_records(file, at):
-            position = item.position + 1
-            yield item
+        yield from read_records(file, at)
     except OSError as error:
-        yield Broken(position, f"the file cannot be read: {error.strerror or error}")
+        raise CannotRead(f"the file cannot be read: {error.strerror or error}") from error
 
 
 def _reader_of(record: Record, current: Reader | None) -> Reader:

@@ -31,6 +31,10 @@ class RecordError(JaxguardError):
     """This record cannot become a trajectory; the message is the reason that goes to the rejects."""
 
 
+class CannotRead(JaxguardError):
+    """This machine cannot read a file now: a disk error, a package that is not installed. Another run may."""
+
+
 @dataclass(frozen=True)
 class Context:
     """Where a record stands, and what lies beside its file.
@@ -45,6 +49,11 @@ class Context:
     file: Path
     position: int
     companions: Any = None
+
+    @property
+    def stem(self) -> str:
+        """Name of the file without ``.gz`` and its ending."""
+        return self.file.name.removesuffix(".gz").rsplit(".", 1)[0] or self.file.name
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import lzma
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from jaxguard.traces.files import has_trace_name
 from jaxguard.traces.jsonl import OUTPUT_FILES, TRAJECTORIES_FILE, is_converted
-from jaxguard.traces.registry import all_readers
-from jaxguard.types import JaxguardError
+from jaxguard.traces.registry import CannotRead, all_readers
 
 ZIP = ".zip"
 RESULTS_FILE = "job.json"
@@ -30,11 +33,14 @@ RESULTS_FILE = "job.json"
 _BUFFER = 1 << 20
 _GLOB = frozenset("*?[")
 # What fsspec's file systems raise where an address, a key or a connection is wrong.
-_FETCH_ERRORS = (OSError, ValueError, RuntimeError, zipfile.BadZipFile, NotImplementedError)
+_FETCH_ERRORS = (
+    *(OSError, ValueError, RuntimeError, NotImplementedError, EOFError, KeyError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
 
 
-class SourceError(JaxguardError):
-    """An archive cannot be listed, or holds no file to read."""
+class SourceError(CannotRead):
+    """An archive cannot be listed, or holds no file to read, or one of its files cannot be fetched."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +76,17 @@ class Source:
             yield Path(self.address)
             return
         with tempfile.TemporaryDirectory(prefix="jaxguard-") as folder:
-            inside = PurePosixPath(self.member or self.address)
-            for name in (inside.name, *self.beside):
+            above, slash, own = (self.member or self.address).rpartition("/")
+            for name in (own, *self.beside):
                 try:
-                    with self._open(inside.with_name(name)) as remote, (Path(folder) / name).open("wb") as file:
+                    with self._open(above + slash + name) as remote, (Path(folder) / name).open("wb") as file:
                         shutil.copyfileobj(remote, file, _BUFFER)
                 except _FETCH_ERRORS as error:
                     raise SourceError(f"the file cannot be fetched ({_reason(error)})") from error
-            yield Path(folder) / inside.name
+            yield Path(folder) / own
 
-    def _open(self, path: PurePosixPath) -> IO[bytes]:
-        if self.member:
-            return _opened_zip(self.address).open(str(path))
-        # PurePosixPath makes one slash of two, which an address has behind its protocol.
-        return _open(self.address[: len(self.address) - len(PurePosixPath(self.address).name)] + path.name)
+    def _open(self, path: str) -> IO[bytes]:
+        return _opened_zip(self.address).open(path) if self.member else _open(path)
 
 
 def is_address(archive: str) -> bool:
@@ -99,13 +102,25 @@ def content_key(path: Path, beside: Sequence[str] = ()) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in (path, *(path.with_name(name) for name in beside)):
-        own = hashlib.blake2b()
-        with file.open("rb") as stream:
-            while chunk := stream.read(_BUFFER):
-                own.update(chunk)
+        found = file.stat()
+        # Side files are those of very many others.
+        own = _digest(file) if file == path else _digest_of_side_file(file, found.st_mtime_ns, found.st_size)
         kind = "".join(file.suffixes[-2:]) if file == path else file.name
-        digest.update(own.digest() + kind.encode("utf-8", "surrogatepass"))
+        digest.update(own + kind.encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
+
+
+def _digest(file: Path) -> bytes:
+    own = hashlib.blake2b()
+    with file.open("rb") as stream:
+        while chunk := stream.read(_BUFFER):
+            own.update(chunk)
+    return own.digest()
+
+
+@lru_cache(maxsize=64)
+def _digest_of_side_file(file: Path, _mtime: int, _size: int) -> bytes:
+    return _digest(file)
 
 
 def find_sources(archive: str | os.PathLike[str], out: Path | None = None) -> tuple[list[Source], list[str]]:
@@ -119,7 +134,7 @@ def find_sources(archive: str | os.PathLike[str], out: Path | None = None) -> tu
         SourceError: There is no such file, it cannot be listed, or holds no file of traces.
     """
     address = os.fspath(archive)
-    listed, single = _remote(address) if is_address(address) else _local(address, None if out is None else out)
+    listed, single = _remote(address) if is_address(address) else _local(address, out)
     sources: list[Source] = []
     skipped: list[str] = []
     beside: dict[str, tuple[str, ...]] = {}
@@ -202,8 +217,11 @@ def _local(archive: str, out: Path | None) -> tuple[list[_Entry], bool]:
 
 
 def _entry(file: Path, base: Path, problem: str | None) -> _Entry:
-    size = 0 if problem else file.stat().st_size
-    return _Entry(file.relative_to(base).as_posix(), str(file), size, problem or "")
+    name = file.relative_to(base).as_posix()
+    try:
+        return _Entry(name, str(file), 0 if problem else file.stat().st_size, problem or "")
+    except OSError as error:  # it vanished since it was listed
+        return _Entry(name, str(file), 0, f"cannot be read: {error.strerror}")
 
 
 def _walk(root: Path, out: Path | None) -> Iterator[tuple[Path, str | None]]:
@@ -211,10 +229,8 @@ def _walk(root: Path, out: Path | None) -> Iterator[tuple[Path, str | None]]:
     waiting = [root]
     while waiting:
         path = waiting.pop()
-        if path != root and (path.is_symlink() or not path.is_dir()):
+        if (path != root and (path.is_symlink() or not path.is_dir())) or (path == root and not path.is_dir()):
             yield path, _why_not_read(path, root, out)
-        elif path == root and path.is_file():
-            yield path, None
         elif path != root and path.name.startswith("."):
             yield path, "a hidden folder"
         elif (path / RESULTS_FILE).is_file():
@@ -265,11 +281,30 @@ def _remote(address: str) -> tuple[list[_Entry], bool]:
     except _FETCH_ERRORS as error:
         raise SourceError(f"{address}: cannot be listed ({_reason(error)})") from error
     names = sorted(details)
+    hidden = _not_looked_into(names, path)
     base = os.path.commonpath([PurePosixPath(name).parent for name in names]) if _GLOB & set(path) and names else path
     return [
-        _Entry(str(PurePosixPath(name).relative_to(base)), full(name), int(details[name].get("size") or 0))
+        _Entry(
+            str(PurePosixPath(name).relative_to(base)), full(name), int(details[name].get("size") or 0), hidden(name)
+        )
         for name in names
     ], False
+
+
+def _not_looked_into(names: Sequence[str], root: str = "") -> Callable[[str], str]:
+    """Why a file is not read because of the folder that it is in, for names that were listed; as :func:`_walk`."""
+    results = {str(PurePosixPath(name).parent) for name in names if PurePosixPath(name).name == RESULTS_FILE}
+    above = set(PurePosixPath(root).parents) | {PurePosixPath(root)}
+
+    def why(name: str) -> str:
+        for folder in PurePosixPath(name).parents:
+            if folder not in above and folder.name.startswith("."):
+                return "in a hidden folder"
+            if str(folder) in results:
+                return "results of an earlier scoring"
+        return ""
+
+    return why
 
 
 def _file_system(address: str) -> tuple[Any, str]:
@@ -310,30 +345,32 @@ def _opened_zip(address: str) -> zipfile.ZipFile:
 def _look_into(source: Source, sources: list[Source], skipped: list[str]) -> None:
     """Adds the members of a zip file, or the file itself as one that cannot be read."""
     try:
-        members = sorted((info for info in _opened_zip(source.address).infolist() if not info.is_dir()), key=_member)
+        listed = (info for info in _opened_zip(source.address).infolist() if not info.is_dir())
+        members = sorted(listed, key=attrgetter("filename"))
     except _FETCH_ERRORS as error:
         problem = f"the zip archive cannot be read ({_reason(error)})"
         sources.append(Source(source.name, source.address, size=source.size, problem=problem))
         return
-    beside: dict[PurePosixPath, tuple[str, ...]] = {}
+    beside: dict[str, tuple[str, ...]] = {}
     for info in members:
-        path = PurePosixPath(info.filename)
-        if _is_side_file(path.name):
-            beside[path.parent] = (*beside.get(path.parent, ()), path.name)
-    for info in members:
+        folder, _, own_name = info.filename.rpartition("/")
+        if _is_side_file(own_name):
+            beside[folder] = (*beside.get(folder, ()), own_name)
+    hidden = _not_looked_into([info.filename for info in members])
+    for info, before in zip(members, [None, *members], strict=False):
         path = PurePosixPath(info.filename)
         name = f"{source.name}!{info.filename}"
-        if _is_side_file(path.name) or not has_trace_name(path.name):
+        if before is not None and before.filename == info.filename:
+            skipped.append(f"{name} (another member of the same name is read)")
+        elif problem := hidden(info.filename):
+            skipped.append(f"{name} ({problem})")
+        elif _is_side_file(path.name) or not has_trace_name(path.name):
             skipped.append(f"{name} (a zip archive inside of another)" if path.suffix.lower() == ZIP else name)
         elif info.flag_bits & 1:
             sources.append(Source(name, source.address, info.filename, info.file_size, problem="it is encrypted"))
         else:
-            own = beside.get(path.parent, ())
+            own = beside.get(info.filename.rpartition("/")[0], ())
             sources.append(Source(name, source.address, info.filename, info.file_size, own))
-
-
-def _member(info: zipfile.ZipInfo) -> str:
-    return info.filename
 
 
 def _reason(error: Exception) -> str:

@@ -86,6 +86,75 @@ def test_renamed_moved_and_copied_files_are_not_scored_again(
     assert files["copy.jsonl"] == files["b.jsonl"] != files["deep/z.jsonl"]
 
 
+def test_an_edit_after_a_rename_doubles_no_row(small: None, guard: Guard, archive: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    score(archive, guard, out)
+    (archive / "a.jsonl").rename(archive / "z.jsonl")
+    score(archive, guard, out)
+    lines(archive / "z.jsonl", native("one", "look", "send"), native("new", "look"))
+    report = score(archive, guard, out)
+    assert ids(out) == ["new", "one", "three"]
+    assert (report.run["superseded"], report.run["kept"]) == (1, 0)
+
+
+def test_an_edit_of_the_copy_that_is_left_doubles_no_row(
+    small: None, guard: Guard, archive: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copy(archive / "a.jsonl", archive / "z.jsonl")
+    score(archive, guard, out)
+    (archive / "a.jsonl").unlink()
+    lines(archive / "z.jsonl", native("new", "look"))
+    score(archive, guard, out)
+    assert ids(out) == ["new", "three"]
+
+
+def test_names_that_change_places_move_no_row(small: None, guard: Guard, archive: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    score(archive, guard, out)
+    before = contents(out)
+    for old, new in (("a", "x"), ("b", "a"), ("x", "b")):
+        (archive / f"{old}.jsonl").rename(archive / f"{new}.jsonl")
+    report = score(archive, guard, out)
+    assert contents(out) == before
+    assert (report.run["steps"], report.run["superseded"], report.run["kept"]) == (0, 0, 0)
+
+
+def test_what_needs_a_package_is_read_when_it_is_there(
+    small: None, guard: Guard, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("atif")
+    step = {"step_id": 1, "source": "user", "message": "do it"}
+    agent = {"name": "a", "version": "1"}
+    lines(archive / "c.json", {"schema_version": "ATIF-v1.4", "session_id": "s", "agent": agent, "steps": [step]})
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "atif", None)
+        report = score(archive, guard, tmp_path / "out")
+        assert list(report.unread_files) == ["c.json"]
+        assert "pip install 'jaxguard[formats]'" in report.unread_files["c.json"]
+    report = score(archive, guard, tmp_path / "out")
+    assert (report.unread_files, report.counts["trajectories"]) == ({}, 4)
+
+
+def test_a_file_that_vanishes_does_not_lose_the_others(
+    small: None, guard: Guard, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jaxguard.scoring import pipeline
+
+    original = pipeline.content_key
+
+    def vanishes(path: Path, beside: Any) -> str:
+        key = original(path, beside)
+        if path.name == "a.jsonl":
+            path.unlink()
+        return key
+
+    monkeypatch.setattr(pipeline, "content_key", vanishes)
+    report = score(archive, guard, tmp_path / "out")
+    assert list(report.unread_files) == ["a.jsonl"]
+    assert ids(tmp_path / "out") == ["three"]
+
+
 def test_two_files_of_equal_content_are_scored_once(small: None, guard: Guard, archive: Path, tmp_path: Path) -> None:
     shutil.copy(archive / "a.jsonl", archive / "c.jsonl")
     report = score(archive, guard, tmp_path / "out")
@@ -179,7 +248,7 @@ def test_who_shared_a_shard_with_an_edited_file_is_scored_again(guard: Guard, tm
     (archive / "3.jsonl").unlink()
     report = score(archive, guard, out)
     assert ids(out) == ["edited", "run 0", "run 2"]
-    assert (report.run["superseded"], report.run["kept"], report.run["steps"]) == (1, 0, 3)
+    assert (report.run["superseded"], report.run["kept"], report.run["put_aside"], report.run["steps"]) == (1, 0, 1, 3)
     assert sorted(pq.read_table(out / "superseded" / "trajectories")["trajectory_id"].to_pylist()) == [
         f"run {i}" for i in range(4)
     ]
@@ -266,7 +335,7 @@ def test_a_full_disk_keeps_what_is_finished(
     score(archive, guard, tmp_path / "whole")
     out, store = tmp_path / "out", tmp_path / "whole" / "features"
     finished = set()
-    for room in (1, 4, 7, 11):
+    for room in (0, 1, 4, 7, 11):
         left = [room]
 
         def fsync(_file: int, left: list[int] = left) -> None:
@@ -279,6 +348,8 @@ def test_a_full_disk_keeps_what_is_finished(
             with pytest.raises(JaxguardError, match=r"cannot be written \(No space left.*finished shards are kept"):
                 score_archive(archive, guard, out, store=store, progress=False)
         found = list(out.glob("parts/*.json"))
+        if room == 0:  # nothing but the folder is there, and the same command goes on
+            score_archive(archive, guard, out, store=store, progress=False)
         for path in found:
             assert path.read_bytes() == (tmp_path / "whole" / "parts" / path.name).read_bytes()
         finished.add(len(found))

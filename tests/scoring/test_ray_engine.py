@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +261,7 @@ def test_a_worker_leaves_others_unfinished_files_alone(
     ]
     for half in halves:
         half.touch()
-    with closing(JobOfWorker(tmp_path / "out", wanted)):
+    with JobOfWorker(tmp_path / "out", wanted):
         assert all(half.exists() for half in halves)
         with pytest.raises(JobError, match="differs in format"):
             JobOfWorker(tmp_path / "out", identity(guard, "asb"))

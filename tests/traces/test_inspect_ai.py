@@ -12,7 +12,9 @@ import pytest
 from jaxguard.traces.convert import convert
 from jaxguard.traces.files import Broken, Parsed, read_records
 from jaxguard.traces.jsonl import read_trajectories
-from jaxguard.traces.reading import Companions, read_file
+from jaxguard.traces.reading import ArchiveReader, Companions, read_file
+from jaxguard.traces.registry import CannotRead
+from jaxguard.traces.sources import Source
 
 log_module = pytest.importorskip("inspect_ai.log")
 event_module = pytest.importorskip("inspect_ai.event")
@@ -354,8 +356,10 @@ def test_without_the_package(tmp_path, monkeypatch):
     path, archive = write(tmp_path, log(sample())), write(tmp_path, log(sample()), "night.eval")
     monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
     for file in (path, archive):
-        (found,) = outcomes(file)
-        assert "is not installed; pip install 'jaxguard[formats]'" in found.reason
+        with pytest.raises(CannotRead, match=r"is not installed; pip install 'jaxguard\[formats\]'"):
+            outcomes(file)
+        (found,) = ArchiveReader().read(Source(file.name, str(file)))
+        assert (found.position, "is not installed" in found.reason) == (None, True)
 
 
 @pytest.mark.data

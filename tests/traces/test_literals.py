@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxguard.traces.readers.literals import MAX_CHARACTERS, MAX_NESTING, literal, literal_call
@@ -22,6 +22,7 @@ JSON_LIKE = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first draw loads tables of characters
 @given(JSON_LIKE)
 def test_what_python_writes_is_read_back(value: Any) -> None:
     assert literal(repr(value)) == ast.literal_eval(repr(value))

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from jaxguard.traces import reading, registry
-from jaxguard.traces.reading import Companions, Outcome, read_file
-from jaxguard.traces.registry import Context, Reader, Record, RecordError
+from jaxguard.traces.files import Parsed
+from jaxguard.traces.reading import ArchiveReader, Companions, Outcome, read_file
+from jaxguard.traces.registry import CannotRead, Context, Reader, Record, RecordError
+from jaxguard.traces.sources import Source
 from jaxguard.types import Step, Trajectory
 
 NATIVE = {"jaxguard": 1, "id": "own", "instruction": "do it", "steps": []}
@@ -56,14 +58,33 @@ def test_a_session_is_read_from_all_its_lines(tmp_path: Path) -> None:
 def test_a_broken_line_and_a_record_of_another_format_stand_apart(tmp_path: Path) -> None:
     made = outcomes(tmp_path, ["{]", {"session": "a", "tool": "y"}, "}", NATIVE, {"session": "c"}])
     assert [o.position for o in made if "line" in o.reason] == [0, 2]
-    assert [o.trajectories[0].id for o in made if o.trajectories] == ["own", "a@0"]
-    assert [o.reason for o in made if o.position == 1] == ["no calls"]
-    assert len(made) == 5
+    assert [o.trajectories[0].id for o in made if o.trajectories] == ["own", "a@4"]
+    assert [(o.position, o.reason) for o in made if "line" not in o.reason] == [(3, ""), (4, ""), (5, "no calls")]
+    assert len({o.position for o in made}) == len(made) == 5
+
+
+def test_what_stands_beside_a_session_that_cannot_be_split_is_read(tmp_path: Path) -> None:
+    made = outcomes(tmp_path, [{"session": "lost"}, NATIVE])
+    assert [(o.position, o.reason) for o in made] == [(1, ""), (2, "events: a session is lost")]
 
 
 def test_a_file_that_cannot_be_split_is_one_reject(tmp_path: Path) -> None:
     made = outcomes(tmp_path, [{"session": "lost"}])
     assert [(o.position, o.reason) for o in made] == [(None, "events: a session is lost")]
+
+
+def test_a_file_that_cannot_be_read_on_ends_with_a_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(file: Path, at: object) -> Iterable[Parsed]:
+        yield Parsed(0, NATIVE)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(reading, "read_records", failing)
+    path = tmp_path / "a.jsonl"
+    path.touch()
+    with pytest.raises(CannotRead, match="the file cannot be read: Input/output error"):
+        list(read_file(path, Companions(tmp_path)))
+    made = list(ArchiveReader().read(Source("a", str(path))))
+    assert [(o.position, o.reason) for o in made] == [(0, ""), (1, "the file cannot be read: Input/output error")]
 
 
 def test_a_named_format_splits_what_it_would_not_have_recognised(tmp_path: Path) -> None:
@@ -75,4 +96,4 @@ def test_records_that_belong_together_are_bounded(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(reading, "MAX_RECORD_BYTES", 60)
     made = outcomes(tmp_path, [{"session": "a", "tool": "y" * 20}] * 3)
     assert [o.position for o in made] == [None]
-    assert "more than 60 characters of events records" in made[0].reason
+    assert "events: more than 60 characters of records" in made[0].reason

@@ -97,6 +97,42 @@ def test_a_broken_member_does_not_lose_the_others(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["./a.jsonl", "x//b.jsonl", "/c.jsonl"])
+def test_odd_names_of_members(tmp_path: Path, name: str) -> None:
+    (source,), _ = find_sources(zipped(tmp_path / "z.zip", {name: native("odd")}))
+    assert ids([source]) == ["odd"]
+
+
+def test_a_member_whose_compression_is_broken(tmp_path: Path) -> None:
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(tmp_path / "z.zip", "w", method) as file:
+            file.writestr("a.jsonl", native("x" * 1000))
+        content = bytearray((tmp_path / "z.zip").read_bytes())
+        content[44:60] = b"\xff" * 16
+        (tmp_path / "z.zip").write_bytes(content)
+        (source,), _ = find_sources(tmp_path / "z.zip")
+        (outcome,) = ArchiveReader().read(source)
+        assert outcome.position is None
+        assert "the file cannot be fetched" in outcome.reason
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_member_that_stands_twice(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
+        for name in ("first", "second"):
+            file.writestr("a.jsonl", native(name))
+    sources, skipped = find_sources(tmp_path / "z.zip")
+    assert len(ids(sources)) == len(skipped) == 1
+    assert skipped == ["z.zip!a.jsonl (another member of the same name is read)"]
+
+
+def test_a_link_that_leads_nowhere_in_a_glob(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "none")
+    sources, skipped = find_sources(f"{tmp_path}/*.jsonl")
+    assert ([s.name for s in sources], skipped) == (["a.jsonl"], ["b.jsonl (a link that leads nowhere)"])
+
+
 def test_side_files_come_along(tmp_path: Path) -> None:
     labels = {"trajectory_id": "t", "type": "rogue", "category": "SEC", "severity": "L1", "rogue_step": 1}
     run = {
@@ -134,6 +170,19 @@ def test_an_address(memory: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(SourceError, match=message):
             find_sources(address)
+
+
+def test_results_and_hidden_folders_are_not_read_anywhere(memory: Any, tmp_path: Path) -> None:
+    names = ["a.jsonl", "out/job.json", "out/top/x.jsonl", "out/steps/y.parquet", ".hidden/b.jsonl"]
+    for name in names:
+        memory.pipe(f"/box/{name}", NATIVE.encode())
+        write(tmp_path / "box" / name)
+    zipped(tmp_path / "z.zip", dict.fromkeys(names, NATIVE))
+    for archive in ("memory://box", str(tmp_path / "box"), str(tmp_path / "z.zip")):
+        sources, skipped = find_sources(archive)
+        assert [s.name.removeprefix("z.zip!") for s in sources] == ["a.jsonl"]
+        assert any("results of an earlier scoring" in line for line in skipped)
+        assert any("hidden folder" in line for line in skipped)
 
 
 def test_a_file_that_vanished_is_a_reject(memory: Any) -> None:

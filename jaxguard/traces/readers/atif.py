@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from jaxguard.traces.readers.calls import read_conversation
-from jaxguard.traces.registry import Context, Reader, Record, RecordError
-from jaxguard.types import JaxguardError, Trajectory
+from jaxguard.traces.registry import CannotRead, Context, Reader, Record, RecordError
+from jaxguard.types import Trajectory
 
 if TYPE_CHECKING:
     import atif
@@ -35,7 +35,7 @@ def _matches(record: Record) -> bool:
 
 def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     document = _validated(record)
-    stem = context.file.name.removesuffix(".gz").rsplit(".", 1)[0] or context.file.name
+    stem = context.stem
     name = document.trajectory_id or document.session_id or str(context.position)
     # A session goes on in other files, which begin with a copy of this one's steps.
     group = f"atif:{document.session_id}" if document.session_id else f"{stem}:{name}"
@@ -48,7 +48,7 @@ def _validated(record: Record) -> atif.Trajectory:
         import atif
         from pydantic import ValidationError
     except ImportError as error:
-        raise JaxguardError(f"atif: {error.name} is not installed; pip install 'jaxguard[formats]'") from error
+        raise CannotRead(f"atif: {error.name} is not installed; pip install 'jaxguard[formats]'") from error
     try:
         return atif.Trajectory.model_validate(record)
     except ValidationError as error:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxguard.traces.readers.calls import read_conversation
-from jaxguard.traces.readers.claude_lines import calls_in, chat_messages, is_prompt, is_shown, text_of
+from jaxguard.traces.readers.claude_lines import calls_in, chat_messages, is_shown, text_of
 from jaxguard.traces.registry import Context, Reader, Record, RecordError
 from jaxguard.types import Trajectory
 
@@ -34,11 +34,9 @@ def _matches(record: Record) -> bool:
 
 
 def _split(records: Sequence[Record]) -> Iterable[Record]:
-    parts: dict[tuple[str, str, str], dict[str, Any]] = {}
+    parts: dict[tuple[str, str], dict[str, Any]] = {}
     keys: dict[str, tuple[bool, str, str]] = {}  # by uuid: side, session, agent
-    branches: dict[str, str] = {}
     seen: dict[str, object] = {}
-    rewound = _rewound(records)
     unread: list[Record] = []
     called: set[str] = set()
     tasks: dict[str, str] = {}  # what a call gave a sub-agent to do
@@ -51,9 +49,8 @@ def _split(records: Sequence[Record]) -> Iterable[Record]:
         above = keys.get(parent)
         if above is not None and above[0] == side and not (side and agent):
             key = above
-        branch = own if own in rewound else branches.get(parent, "") if above == key else ""
         if own and own not in keys:
-            keys[own], branches[own] = key, branch
+            keys[own] = key
         kind = line.get("type")
         if kind not in _SPEAKERS and not is_shown(line):
             unread.append(line)
@@ -64,7 +61,7 @@ def _split(records: Sequence[Record]) -> Iterable[Record]:
         for call, _, given in calls_in(line.get("message")):
             called.add(call)
             tasks[call] = text_of(given.get("prompt")) if isinstance(given, dict) else ""
-        part = parts.setdefault((key[1], key[2], branch), {"session": key[1], "agent": key[2], "branch": branch})
+        part = parts.setdefault(key[1:], {"session": key[1], "agent": key[2]})
         part.setdefault("lines", []).append(line)
     for line in unread:
         for call, tool, _ in calls_in(line):
@@ -85,24 +82,11 @@ def _with_progress(records: Sequence[Record]) -> Iterator[Record]:
             yield {"sessionId": line.get("sessionId"), **inner, **own}
 
 
-def _rewound(records: Sequence[Record]) -> set[str]:
-    """Prompts that a later prompt with the same parent took the place of."""
-    latest: dict[str, str] = {}
-    found: set[str] = set()
-    for line in records:
-        parent, own = text_of(line.get("parentUuid")), text_of(line.get("uuid"))
-        if parent and own and is_prompt(line):
-            if latest.get(parent, own) != own:
-                found.add(latest[parent])
-            latest[parent] = own
-    return found - set(latest.values())
-
-
 def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     lines = record["lines"]
     conversation = read_conversation(chat_messages(lines, record["task"]), "lines")
     name = "/".join(part for part in (record["session"], record["agent"]) if part)
-    name = name or context.file.name.removesuffix(".gz").rsplit(".", 1)[0] or context.file.name
+    name = name or context.stem
     models = [text_of(line["message"].get("model")) for line in lines if line["type"] == "assistant"]
     metadata: dict[str, Any] = {
         "agent": "claude_code",
@@ -114,7 +98,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
         "notes": dict(conversation.notes),
     }
     yield Trajectory(
-        id=f"{name}/rewound-{record['branch']}" if record["branch"] else name,
+        id=name,
         instruction=conversation.instruction,
         steps=conversation.steps,
         group=record["session"],

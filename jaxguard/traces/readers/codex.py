@@ -82,7 +82,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     if not items:
         raise RecordError("the session holds no items, expected messages or calls")
     conversation = read_conversation(item_messages(items, "items"), "items")
-    stem = context.file.name.removesuffix(".gz").rsplit(".", 1)[0] or context.file.name
+    stem = context.stem
     own = meta.get("id") if isinstance(meta.get("id"), str) else ""
     metadata: dict[str, Any] = {"agent": "codex", "session_id": own}
     for name in ("model", "model_provider", "cli_version"):

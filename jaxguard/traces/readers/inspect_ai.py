@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxguard.traces.readers.calls import read_conversation
-from jaxguard.traces.registry import Context, Reader, Record, RecordError
-from jaxguard.types import JaxguardError, Trajectory
+from jaxguard.traces.registry import CannotRead, Context, Reader, Record, RecordError
+from jaxguard.types import Trajectory
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalSample
@@ -70,7 +70,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     if record[SAMPLE] is None:
         raise RecordError(f"the log holds no samples (its status is {log.get('status')!r:.20})")
     sample = _validated(record[SAMPLE])
-    stem = context.file.name.removesuffix(".gz").rsplit(".", 1)[0] or context.file.name
+    stem = context.stem
     name = f"{stem}:{sample.id}:{sample.epoch}"
     metadata = _metadata(sample, log)
     for suffix, messages, where in _conversations(sample):
@@ -101,7 +101,7 @@ def _validated(raw: object) -> EvalSample:
         from inspect_ai.log import EvalSample, resolve_sample_attachments
         from pydantic import ValidationError
     except ImportError as error:
-        raise JaxguardError(f"inspect_ai: {error.name} is not installed; pip install 'jaxguard[formats]'") from error
+        raise CannotRead(f"inspect_ai: {error.name} is not installed; pip install 'jaxguard[formats]'") from error
     try:
         # A copy, because older layouts are changed in place.
         sample = EvalSample.model_validate(dict(raw) if isinstance(raw, Mapping) else raw)

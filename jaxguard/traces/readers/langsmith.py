@@ -41,9 +41,13 @@ def _split(records: Sequence[Record]) -> Iterable[Record]:
         if not own:
             yield {"runs": [raw]}  # rejected when it is read
             continue
-        # A later text for a run tells its end; what it leaves out stands.
+        # A later text for a run tells its end; what it leaves out stands. What went in stands as well: a list that the
+        # run went on with would show it what came after.
+        before = runs.get(own, {})
         changed = {
-            name: value for name, value in raw.items() if value not in (None, {}, []) or name not in runs.get(own, {})
+            name: value
+            for name, value in raw.items()
+            if name not in before or (value not in (None, {}, []) and not (name == "inputs" and before[name]))
         }
         runs[own] = {**runs.get(own, {}), **changed, "id": own}
     traces: dict[str, list[dict[str, Any]]] = {}

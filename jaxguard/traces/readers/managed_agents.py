@@ -235,7 +235,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     about = record["about"]
     agent = about.get("agent") if isinstance(about.get("agent"), dict) else {}
     model = agent.get("model")
-    stem = context.file.name.removesuffix(".gz").rsplit(".", 1)[0] or context.file.name
+    stem = context.stem
     name = record["id"] or f"{stem}:{context.position}"
     metadata: dict[str, Any] = {
         "session_id": record["id"],

@@ -172,7 +172,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     task = {"role": "user", "content": "\n".join([_NO_USER, *told])}
     kept = [task, *(m for m in messages[:first] if m["role"] != "system"), *messages[first:]]
     conversation = read_conversation(kept, "messages")
-    stem = context.file.name.removesuffix(".gz").rsplit(".", 1)[0] or context.file.name
+    stem = context.stem
     servers = [_server(line["message"]) for line in lines if "result" in line["message"]]
     name = next(
         (text.partition("\n")[0].removeprefix("Server: ") for text in servers if text.startswith("Server: ")), ""

@@ -62,7 +62,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
         unsafe=unsafe,
         # A judge's verdict names no step, and its "safe" is no gold label to supervise every step with.
         timing=False,
-        group=f"{_stem(context)}:{task}" if isinstance(task, str | int) else "",
+        group=f"{context.stem}:{task}" if isinstance(task, str | int) else "",
         final_observation=conversation.final_observation,
         source="openai_chat",
         metadata=metadata,
@@ -83,12 +83,8 @@ def _trajectory_id(record: Record, context: Context) -> str:
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             trial = record.get("trial")
             suffix = f":{trial}" if isinstance(trial, int) else ""
-            return f"{_stem(context)}:{value}{suffix}"
-    return f"{_stem(context)}:{context.position}"
-
-
-def _stem(context: Context) -> str:
-    return context.file.name.removesuffix(".gz").rsplit(".", 1)[0] or context.file.name
+            return f"{context.stem}:{value}{suffix}"
+    return f"{context.stem}:{context.position}"
 
 
 def _metadata(record: Record, instruction: str) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     if "error" in record:
         raise RecordError(record["error"])
     conversation = read_conversation(item_messages(record["items"], "items"), "items")
-    stem = context.file.name.removesuffix(".gz").rsplit(".", 1)[0] or context.file.name
+    stem = context.stem
     metadata = {**record["meta"], "final_reply": conversation.final_reply, "notes": dict(conversation.notes)}
     yield Trajectory(
         id=record["id"] or f"{stem}:{context.position}",

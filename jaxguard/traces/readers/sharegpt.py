@@ -53,7 +53,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
         raise RecordError(
             f"{name}: no call in a turn from function_call or between <tool_call> tags; calls in words are not read"
         )
-    stem = context.file.name.removesuffix(".gz").rsplit(".", 1)[0] or context.file.name
+    stem = context.stem
     own = next((record[key] for key in _ID_FIELDS if isinstance(record.get(key), str | int)), context.position)
     metadata: dict[str, Any] = {
         key: value
