@@ -16,8 +16,9 @@ import pytest
 from bench.test_memory import peak_mib
 from jaxguard.decision.calibration import calibrate
 from jaxguard.decision.evidence import FusionParams
+from jaxguard.results import KINDS
 from jaxguard.scoring.blocks import COUNTS, STEPS_PER_BLOCK
-from jaxguard.scoring.shards import KINDS, STEPS, TOP_PER_SHARD, TRAJECTORIES
+from jaxguard.scoring.shards import STEPS, TOP_PER_SHARD, TRAJECTORIES
 from jaxguard.traces.jsonl import encode_line
 from jaxguard.types import Step, Trajectory
 

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 
 from jaxguard.decision.calibration import calibrate
 from jaxguard.decision.evidence import FusionParams
+from jaxguard.results import KINDS
 from jaxguard.scoring import shards
 from jaxguard.traces.jsonl import encode_line
 from jaxguard.types import Step, Trajectory
 
-ENDS = shards.KINDS
+ENDS = KINDS
 
 
 def made(

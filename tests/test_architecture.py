@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("features",),
     ("world_model",),
     ("training",),
-    ("inputs",),
+    ("inputs", "results"),
     ("decision",),
     ("guard",),
     ("scoring", "evaluation", "baselines"),

@@ -183,7 +183,8 @@ class _Survey:
         starts = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *lengths]))])
         if starts[-1] != shard.counts["steps"]:
             raise ResultsError(
-                f"{results.path(shard, 'trajectories')}: has {starts[-1]} steps, expected {shard.counts['steps']}"
+                f"{shard.path(results.folder, 'trajectories')}: has {starts[-1]} steps, expected "
+                f"{shard.counts['steps']}"
             )
         owner = {
             name: np.repeat(np.concatenate([np.empty(0, np.int64), *own]), np.diff(starts))

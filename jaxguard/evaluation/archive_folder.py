@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxguard.decision.calibration import Calibration
-from jaxguard.traces.files import load_json
+from jaxguard.results import CALIBRATION, LAYOUT, MANIFEST, PARTS, ResultsError, Shard, read_object, read_shard
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.sources import RESULTS_FILE
-from jaxguard.types import JaxguardError, Trajectory
+from jaxguard.types import Trajectory
 
-LAYOUT = 1
-CALIBRATION = "calibration.json"
-MANIFEST = "manifest.json"
-ENDS = {"steps": ".parquet", "trajectories": ".parquet", "top": ".jsonl", "rejects": ".jsonl"}
 COLUMNS: Mapping[str, Mapping[str, pa.DataType]] = {
     "steps": {
         "tool": pa.string(),
@@ -45,30 +40,6 @@ ROWS = {"steps": 65_536, "trajectories": 8_192}
 """Rows of a table that are held at once; metadata may be long."""
 _REPEATED = {"steps": ["tool", "decision"], "trajectories": ["file", "source", "decision"]}
 _MAY_BE_EMPTY = frozenset({"unsafe", "first_hazard"})
-
-
-class ResultsError(JaxguardError):
-    """A folder is none that `jaxguard score` wrote, or it is damaged."""
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The record of a finished shard: its name, and the pieces of files that are in it."""
-
-    name: str
-    members: tuple[Member, ...]
-    counts: Mapping[str, int]
-    sha256: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Member:
-    """A file's piece: its content key, name, the piece's number, and whether it is the file's last."""
-
-    key: str
-    file: str
-    number: int
-    last: bool
 
 
 class Results:
@@ -91,7 +62,7 @@ class Results:
         self.folder = folder
         if not (folder / RESULTS_FILE).is_file():
             raise ResultsError(f"{folder}: no {RESULTS_FILE} there, expected a folder that `jaxguard score` wrote")
-        self.job = _object(folder / RESULTS_FILE)
+        self.job = read_object(folder / RESULTS_FILE)
         if self.job.get("jaxguard_scores") != LAYOUT:
             raise ResultsError(
                 f"{folder / RESULTS_FILE}: jaxguard_scores is {str(self.job.get('jaxguard_scores'))[:40]}, expected "
@@ -99,8 +70,8 @@ class Results:
             )
         self.calibration = self._calibration()
         self.shards = sorted(
-            (_shard(path) for path in (folder / "parts").glob("*.json")),
-            key=lambda shard: (shard.members[0].file, shard.members[0].number),
+            (read_shard(path) for path in (folder / PARTS).glob("*.json")),
+            key=lambda shard: shard.place,
         )
         self.counts: Counter[str] = Counter()
         for shard in self.shards:
@@ -133,7 +104,7 @@ class Results:
         path = self.folder / MANIFEST
         if not path.exists():
             return None
-        found = _object(path)
+        found = read_object(path)
         if found.get("guard") != self.job:
             raise ResultsError(f"{path}: is of another guard or job than {RESULTS_FILE}")
         kinds = {"counts": dict, "files": dict, "unread_files": dict, "skipped_files": list, "shift": dict,
@@ -157,7 +128,7 @@ class Results:
         Raises:
             ResultsError: It is missing, damaged, or has other columns.
         """
-        path = self._verified(shard, kind)
+        path = shard.checked(self.folder, kind)
         try:
             file = pq.ParquetFile(path, read_dictionary=_REPEATED[kind])
         except (pa.ArrowInvalid, KeyError, OSError) as error:  # KeyError: a column that it lacks
@@ -183,21 +154,23 @@ class Results:
             for batch in file.iter_batches(ROWS[kind], columns=list(columns)):
                 for name in columns:
                     if name not in _MAY_BE_EMPTY and batch.column(name).null_count:
-                        raise ResultsError(f"{self.path(shard, kind)}: column {name} has empty rows, expected none")
+                        raise ResultsError(
+                            f"{shard.path(self.folder, kind)}: column {name} has empty rows, expected none"
+                        )
                 yield batch
         except (pa.ArrowInvalid, OSError) as error:
-            raise ResultsError(f"{self.path(shard, kind)}: cannot be read ({_first_line(error)})") from error
+            raise ResultsError(f"{shard.path(self.folder, kind)}: cannot be read ({_first_line(error)})") from error
 
     def top(self, shard: Shard) -> Iterator[Trajectory]:
         """The trajectories that a shard keeps with their texts; none where it has no such file."""
         if "top" in shard.sha256:
-            yield from read_trajectories(self._verified(shard, "top"))
+            yield from read_trajectories(shard.checked(self.folder, "top"))
 
     def rejects(self, shard: Shard) -> Iterator[tuple[str, int | None, str]]:
         """Of what could not be read: file, position (None: the whole file) and reason."""
         if "rejects" not in shard.sha256:
             return
-        path = self._verified(shard, "rejects")
+        path = shard.checked(self.folder, "rejects")
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 try:
@@ -206,52 +179,6 @@ class Results:
                 except (ValueError, KeyError, TypeError) as error:
                     raise ResultsError(f"{path}: {error!r}, expected what `jaxguard score` wrote") from error
                 yield reject
-
-    def path(self, shard: Shard, kind: str) -> Path:
-        """Where a shard's file of a kind is."""
-        return self.folder / kind / f"{shard.name}{ENDS[kind]}"
-
-    def _verified(self, shard: Shard, kind: str) -> Path:
-        path = self.path(shard, kind)
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except FileNotFoundError:
-            raise ResultsError(f"{path}: is gone; {_again(shard)}") from None
-        if digest != shard.sha256.get(kind):
-            raise ResultsError(f"{path}: is not what was written there; {_again(shard)}")
-        return path
-
-
-def _again(shard: Shard) -> str:
-    return f"delete parts/{shard.name}.json and run the same `jaxguard score` command to have it scored again"
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = load_json(path)
-    except ValueError as error:
-        raise ResultsError(f"{path}: {error}, expected what `jaxguard score` wrote") from error
-    if not isinstance(found, dict):
-        raise ResultsError(f"{path}: is a {type(found).__name__}, expected what `jaxguard score` wrote")
-    return found
-
-
-def _shard(path: Path) -> Shard:
-    found = _object(path)
-    try:
-        counts = {str(name): int(value) for name, value in found["counts"].items()}
-        digests = {str(kind): str(value) for kind, value in found["sha256"].items()}
-        made = Shard(str(found["shard"]), tuple(Member(**own) for own in found["members"]), counts, digests)
-        if (
-            not made.members
-            or f"{made.name}.json" != path.name
-            or not {"steps", "trajectories"} <= {*counts} & {*digests}
-        ):
-            raise ValueError("is of another shard, or lacks tables")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultsError(f"{path}: {error!r}, expected what `jaxguard score` wrote") from error
-    return made
 
 
 def _first_line(error: Exception) -> str:

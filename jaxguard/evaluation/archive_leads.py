@@ -236,7 +236,7 @@ def _lead(results: Results, own: Finalist) -> Lead:
     text = next((found for found in results.top(own.shard) if _digest(found.id) == own.id_digest), None)
     if text is not None and len(text) != own.length:
         raise ResultsError(
-            f"{results.path(own.shard, 'top')}: {clip(text.id, 60)} has {len(text)} steps, expected {own.length}"
+            f"{own.shard.path(results.folder, 'top')}: {clip(text.id, 60)} has {len(text)} steps, expected {own.length}"
         )
     hazard = row["first_hazard"]
     cuts = results.calibration.for_metadata(json.loads(row["metadata"]))

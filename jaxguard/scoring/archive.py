@@ -21,10 +21,10 @@ from tqdm import tqdm
 from jaxguard.decision.shift import ShiftWatch
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
+from jaxguard.results import KINDS, MANIFEST, PARTS
 from jaxguard.scoring.blocks import COUNTS
-from jaxguard.scoring.job import MANIFEST, Job, JobError, Tidied, identity, write_whole
+from jaxguard.scoring.job import Job, JobError, Tidied, identity, write_whole
 from jaxguard.scoring.pipeline import Done, Progress, Run, batches
-from jaxguard.scoring.shards import KINDS
 from jaxguard.traces.lock import locked
 from jaxguard.traces.registry import Reader, reader_named
 from jaxguard.traces.sources import Source, find_sources
@@ -152,7 +152,7 @@ def score_archive(
     """
     wanted = identity(guard, format)
     features = out / "features" if store is None else store
-    for taken in (out, *(out / name for name in ("parts", *KINDS))):
+    for taken in (out, *(out / name for name in (PARTS, *KINDS))):
         if features.resolve() == taken.resolve():
             raise JaxguardError(f"--store {features}: is where the results go, expected a folder of its own")
     forced = None if format is None else reader_named(format)
@@ -248,9 +248,8 @@ def watch_shift(job: Job, guard: Guard) -> ShiftWatch:
     """The shift detector over all trajectories of the folder, file after file in the order of their names."""
     assert guard.calibration is not None
     watch = ShiftWatch(guard.calibration.hold_maxima)
-    parts = sorted(job.parts.values(), key=lambda part: (part["members"][0]["file"], part["members"][0]["number"]))
-    for part in parts:
-        table = pq.read_table(job.path("trajectories", part["shard"]), columns=["max_fused"])
+    for shard in sorted(job.parts.values(), key=lambda shard: shard.place):
+        table = pq.read_table(shard.path(job.folder, "trajectories"), columns=["max_fused"])
         for value in table["max_fused"].to_pylist():
             watch(value)
     return watch

@@ -21,6 +21,7 @@ from typing import IO
 import numpy as np
 
 from jaxguard.features.texts import trajectory_texts, well_formed
+from jaxguard.results import Member
 from jaxguard.traces.reading import Outcome
 from jaxguard.types import JaxguardError, Step, Trajectory
 from jaxguard.world_model.packing import Sequence, Texts
@@ -56,16 +57,6 @@ COUNTS: tuple[str, ...] = (
 _FIELDS = tuple(field.name for field in fields(Trajectory) if field.name != "steps")
 _TRAJECTORY = attrgetter(*_FIELDS)
 _STEP = attrgetter(*(field.name for field in fields(Step)))
-
-
-@dataclass(frozen=True)
-class Member:
-    """A file's piece in a block: its content key and name, the piece's number, and whether it is the last."""
-
-    key: str
-    file: str
-    number: int
-    last: bool
 
 
 @dataclass
@@ -164,6 +155,7 @@ class Block:
         self.call_ids += [well_formed(step.call_id) for step in steps]
         self.unobserved += [step.unobserved for step in steps]
         self.chars += sum(map(len, texts[0])) + sum(map(len, texts[1])) + len(texts[2])
+        self.chars += len(trajectory.id) * (len(steps) + 1) + sum(len(step.call_id) for step in steps)
         self._keep(trajectory)
         metadata = json.dumps(dict(trajectory.metadata), sort_keys=True)
         self.chars += len(metadata)

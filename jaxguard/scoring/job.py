@@ -29,16 +29,11 @@ from typing import IO, Any, NamedTuple
 
 import jaxguard
 from jaxguard.guard import Guard
-from jaxguard.scoring.blocks import Member
-from jaxguard.scoring.shards import KINDS
+from jaxguard.results import CALIBRATION, KINDS, LAYOUT, MANIFEST, PARTS, ResultsError, Shard, read_shard
 from jaxguard.traces.files import load_json
 from jaxguard.traces.sources import RESULTS_FILE
 from jaxguard.types import JaxguardError
 
-LAYOUT = 1
-CALIBRATION = "calibration.json"
-PARTS = "parts"
-MANIFEST = "manifest.json"
 SUPERSEDED = "superseded"
 WRITING = ".writing"
 """Locked, shared, by each of several processes that write."""
@@ -46,7 +41,6 @@ ENDING = 60
 """Seconds that a new run waits for processes of one that was killed."""
 _PARTIAL = ".partial"
 _SHARD = re.compile(r"[0-9a-f]{32}-[0-9]{5,}")
-Part = dict[str, Any]
 
 
 class Tidied(NamedTuple):
@@ -64,7 +58,7 @@ class Tidied(NamedTuple):
     again: set[str]
 
 
-class JobError(JaxguardError):
+class JobError(ResultsError):
     """A folder of results is not what this job can go on with."""
 
 
@@ -106,7 +100,7 @@ class Job:
 
     def __init__(self, folder: Path, wanted: Mapping[str, Any]):
         self.folder = folder
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, Shard] = {}
         self._pieces: dict[str, dict[int, bool]] = defaultdict(dict)  # of each content: is it the last?
         self._open(dict(wanted))
         self._begin()
@@ -129,10 +123,10 @@ class Job:
         """
         for path in sorted((self.folder / PARTS).glob("*.json")):
             if path.stem not in self.parts:
-                part = _read_part(path)
-                if check:
-                    self._check(part)
-                self._know(part)
+                shard = read_shard(path)
+                for kind in shard.sha256 if check else ():
+                    shard.checked(self.folder, kind)
+                self._know(shard)
 
     def _open(self, wanted: dict[str, Any]) -> None:
         path = self.folder / RESULTS_FILE
@@ -191,28 +185,10 @@ class Job:
         if not path.exists() or path.read_bytes() != text.encode():
             write_whole(path, text.encode())
 
-    def path(self, kind: str, shard: str) -> Path:
-        """Where a shard's file of a kind is."""
-        return self.folder / kind / f"{shard}{KINDS[kind]}"
-
-    def _know(self, part: Part) -> None:
-        self.parts[part["shard"]] = part
-        for member in part["members"]:
-            self._pieces[member["key"]][member["number"]] = member["last"]
-
-    def _check(self, part: Part) -> None:
-        for kind, digest in part["sha256"].items():
-            path = self.path(kind, part["shard"])
-            try:
-                found = hashlib.sha256(path.read_bytes()).hexdigest()
-            except FileNotFoundError:
-                found = ""
-            if found != digest:
-                what = "is not what was written there" if found else "is gone"
-                raise JobError(
-                    f"{path}: {what}; delete {PARTS}/{part['shard']}.json to have it scored again (nothing was "
-                    "overwritten)"
-                )
+    def _know(self, shard: Shard) -> None:
+        self.parts[shard.name] = shard
+        for member in shard.members:
+            self._pieces[member.key][member.number] = member.last
 
     def is_done(self, key: str) -> bool:
         """Are all pieces of this content in finished shards?"""
@@ -223,21 +199,20 @@ class Job:
         """Is this piece of a content in a finished shard?"""
         return number in self._pieces.get(key, {})
 
-    def write(self, files: Mapping[str, bytes], part: Part) -> None:
+    def write(self, files: Mapping[str, bytes], shard: Shard) -> None:
         """Writes a shard, its record last.
 
         Raises:
             JobError: The disk is full or fails; what is finished stays.
         """
         for kind in KINDS:
-            path = self.path(kind, part["shard"])
+            path = shard.path(self.folder, kind)
             if kind in files:
                 write_whole(path, files[kind])
             else:
                 path.unlink(missing_ok=True)  # of a run that was killed before the record was written
-        text = json.dumps(part, indent=1, sort_keys=True) + "\n"
-        write_whole(self.folder / PARTS / f"{part['shard']}.json", text.encode())
-        self._know(part)
+        write_whole(self.folder / PARTS / f"{shard.name}.json", shard.to_json().encode())
+        self._know(shard)
 
     def tidy(self, present: Mapping[str, str]) -> Tidied:
         """Takes out of the results what the archive no longer holds under the same name.
@@ -252,15 +227,15 @@ class Job:
         # Names as of the last run, because shards know those of the run that made them.
         edited = {key for name, key in self._last_names().items() if present.get(name, key) != key} - keys
         superseded, kept, aside, again = set(), set(), set(), set()
-        for part in list(self.parts.values()):
-            own = {member["key"]: member["file"] for member in part["members"]}
+        for shard in list(self.parts.values()):
+            own = {member.key: member.file for member in shard.members}
             gone = own.keys() - keys
             changed = {key for key in gone if key in edited or own[key] in present or not self.is_done(key)}
             if changed:
                 superseded |= changed
                 aside |= gone - changed
                 again |= own.keys() - gone
-                self._supersede(part["shard"])
+                self._supersede(shard)
             else:
                 kept |= gone
         return Tidied(len(superseded), len(kept - superseded), len(aside - superseded), again)
@@ -274,24 +249,22 @@ class Job:
         except (ValueError, KeyError, TypeError) as error:
             raise JobError(f"{path}: {error!r}, expected what `jaxguard score` wrote; delete it to go on") from error
 
-    def _supersede(self, shard: str) -> None:
+    def _supersede(self, shard: Shard) -> None:
         # The record first: without it, the shard counts as unfinished.
-        for kind, path in [
-            (PARTS, self.folder / PARTS / f"{shard}.json"),
-            *((kind, self.path(kind, shard)) for kind in KINDS),
-        ]:
-            target = self.folder / SUPERSEDED / kind
+        for path in (self.folder / PARTS / f"{shard.name}.json", *(shard.path(self.folder, kind) for kind in KINDS)):
+            target = self.folder / SUPERSEDED / path.parent.name
             target.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 path.replace(target / path.name)
-        for member in self.parts.pop(shard)["members"]:
-            del self._pieces[member["key"]][member["number"]]
+        del self.parts[shard.name]
+        for member in shard.members:
+            del self._pieces[member.key][member.number]
 
     def counts(self) -> Counter[str]:
         """Sums over all finished shards."""
         total: Counter[str] = Counter()
-        for part in self.parts.values():
-            total.update(part["counts"])
+        for shard in self.parts.values():
+            total.update(shard.counts)
         return total
 
     def clear_unfinished(self) -> None:
@@ -360,19 +333,3 @@ def write_whole(path: Path, content: bytes) -> None:
         raise JobError(
             f"{path}: cannot be written ({error.strerror or error}); finished shards are kept, the same command goes on"
         ) from error
-
-
-def _read_part(path: Path) -> Part:
-    try:
-        part = load_json(path)
-        if f"{part['shard']}.json" != path.name:
-            raise ValueError(f"is of {part['shard']!r:.60}")
-        if not isinstance(part["counts"], dict) or not set(part["sha256"]) <= set(KINDS):
-            raise ValueError("lacks counts or names other files")
-        for member in part["members"]:
-            Member(**member)
-    except (ValueError, KeyError, TypeError) as error:
-        raise JobError(
-            f"{path}: {error!r}, expected what `jaxguard score` wrote; delete it to score it again"
-        ) from error
-    return dict(part)

@@ -332,8 +332,8 @@ class Run:
         calibration = self._guard.calibration
         assert calibration is not None
         while (block := self._scored.get()) is not _END:
-            files, part = make_shard(block, calibration)
-            self._job.write(files, part)
+            files, shard = make_shard(block, calibration)
+            self._job.write(files, shard)
             block.close()
             self.done.counts.update({"shards": 1, "steps": len(block.tools)})
             self._progress.written(len(block.tools))

@@ -33,7 +33,7 @@ from jaxguard.guard import Guard
 from jaxguard.scoring.job import WRITING, Job, JobOfWorker, identity
 from jaxguard.scoring.pipeline import Done, Progress, Run, batches
 from jaxguard.traces.registry import Reader, reader_named
-from jaxguard.traces.sources import Source, SourceError, content_key, is_address
+from jaxguard.traces.sources import Source, SourceError, content_key
 from jaxguard.types import JaxguardError
 
 LARGE = 256 << 20
@@ -150,8 +150,7 @@ class RayEngine:
         """
         # Actors work in folders of their own.
         absolute = [
-            source if is_address(source.address) else replace(source, address=os.path.abspath(source.address))
-            for source in sources
+            source if source.remote else replace(source, address=os.path.abspath(source.address)) for source in sources
         ]
         worker = (self.bundle.absolute(), job.folder.absolute(), store.path.absolute(), forced and forced.name)
         cut, copies = without_copies([tuple(batch) for batch in batches(absolute)])

@@ -9,9 +9,7 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +17,7 @@ import pyarrow.parquet as pq
 
 from jaxguard.decision.calibration import Calibration
 from jaxguard.decision.scored import judge_steps
+from jaxguard.results import Shard
 from jaxguard.scoring.blocks import COUNTS, Block, unique_ids
 from jaxguard.traces.jsonl import encode_line
 from jaxguard.types import Decision, JaxguardError
@@ -62,13 +61,10 @@ TRAJECTORIES = pa.schema(
         ("metadata", pa.string()),
     ]
 )
-KINDS: Mapping[str, str] = {"steps": ".parquet", "trajectories": ".parquet", "top": ".jsonl", "rejects": ".jsonl"}
-"""Folders of a shard's files, with the ends of their names."""
-
 _DECISIONS = np.array([decision.name for decision in sorted(Decision)])
 
 
-def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes], dict[str, Any]]:
+def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes], Shard]:
     """The files of a scored block by folder, and the record that says what they are.
 
     Raises:
@@ -138,13 +134,8 @@ def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes]
             for file, position, reason in block.rejects
         )
         files["rejects"] = "".join(lines).encode()
-    record = {
-        "shard": block.name,
-        "members": [asdict(member) for member in block.members],
-        "counts": dict(counts),
-        "sha256": {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()},
-    }
-    return files, record
+    digests = {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
+    return files, Shard(block.name, tuple(block.members), counts, digests)
 
 
 def _same(text: str, count: int) -> pa.Array:

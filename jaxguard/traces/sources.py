@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import lzma
+import itertools
 import os
 import shutil
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from jaxguard.traces.files import has_trace_name
+from jaxguard.traces.files import SUFFIXES, has_trace_name, load_json
 from jaxguard.traces.jsonl import OUTPUT_FILES, TRAJECTORIES_FILE, is_converted
 from jaxguard.traces.registry import CannotRead, all_readers
 
@@ -32,11 +31,6 @@ RESULTS_FILE = "job.json"
 
 _BUFFER = 1 << 20
 _GLOB = frozenset("*?[")
-# What fsspec's file systems raise where an address, a key or a connection is wrong.
-_FETCH_ERRORS = (
-    *(OSError, ValueError, RuntimeError, NotImplementedError, EOFError, KeyError),
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-)
 
 
 class SourceError(CannotRead):
@@ -52,6 +46,7 @@ class Source:
         address: Local path, or address for fsspec; of the zip file where ``member`` is given.
         member: Name within a zip file, else ``""``.
         size: Bytes, unzipped.
+        remote: Is ``address`` one for fsspec?
         beside: Names of the side files (labels, ...) in its folder.
         problem: Why it cannot be read, else ``""``.
     """
@@ -62,6 +57,7 @@ class Source:
     size: int = 0
     beside: tuple[str, ...] = ()
     problem: str = ""
+    remote: bool = False
 
     @contextmanager
     def local(self) -> Iterator[Path]:
@@ -72,7 +68,7 @@ class Source:
         """
         if self.problem:
             raise SourceError(self.problem)
-        if not self.member and not is_address(self.address):
+        if not self.member and not self.remote:
             yield Path(self.address)
             return
         with tempfile.TemporaryDirectory(prefix="jaxguard-") as folder:
@@ -81,12 +77,12 @@ class Source:
                 try:
                     with self._open(above + slash + name) as remote, (Path(folder) / name).open("wb") as file:
                         shutil.copyfileobj(remote, file, _BUFFER)
-                except _FETCH_ERRORS as error:
+                except Exception as error:  # file systems and unpackers have errors of their own
                     raise SourceError(f"the file cannot be fetched ({_reason(error)})") from error
             yield Path(folder) / own
 
     def _open(self, path: str) -> IO[bytes]:
-        return _opened_zip(self.address).open(path) if self.member else _open(path)
+        return _opened_zip(self.address, self.remote).open(path) if self.member else _open(path, self.remote)
 
 
 def is_address(archive: str) -> bool:
@@ -105,9 +101,15 @@ def content_key(path: Path, beside: Sequence[str] = ()) -> str:
         found = file.stat()
         # Side files are those of very many others.
         own = _digest(file) if file == path else _digest_of_side_file(file, found.st_mtime_ns, found.st_size)
-        kind = "".join(file.suffixes[-2:]) if file == path else file.name
+        kind = _ending(file.name) if file == path else file.name
         digest.update(own + kind.encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
+
+
+def _ending(name: str) -> str:
+    """What of a name tells how a file is read."""
+    plain = name.lower().removesuffix(".gz")
+    return next((suffix for suffix in SUFFIXES if plain.endswith(suffix)), "") + name.lower()[len(plain) :]
 
 
 def _digest(file: Path) -> bytes:
@@ -134,7 +136,8 @@ def find_sources(archive: str | os.PathLike[str], out: Path | None = None) -> tu
         SourceError: There is no such file, it cannot be listed, or holds no file of traces.
     """
     address = os.fspath(archive)
-    listed, single = _remote(address) if is_address(address) else _local(address, out)
+    remote = is_address(address) and not os.path.lexists(address)
+    listed, single = _remote(address) if remote else _local(address, out)
     sources: list[Source] = []
     skipped: list[str] = []
     beside: dict[str, tuple[str, ...]] = {}
@@ -147,8 +150,8 @@ def find_sources(archive: str | os.PathLike[str], out: Path | None = None) -> tu
         if entry.problem:
             skipped.append(f"{entry.name} ({entry.problem})")
         elif single or not (_is_side_file(name) or not _is_read(name)):
-            own = beside.get(entry.address.rpartition("/")[0], ()) if not single else _siblings(entry.address)
-            made = Source(entry.name, entry.address, size=entry.size, beside=own)
+            own = beside.get(entry.address.rpartition("/")[0], ()) if not single else _siblings(entry.address, remote)
+            made = Source(entry.name, entry.address, size=entry.size, beside=own, remote=remote)
             if name.lower().endswith(ZIP):
                 _look_into(made, sources, skipped)
             else:
@@ -177,16 +180,16 @@ def _is_read(name: str) -> bool:
     return has_trace_name(name) or name.lower().endswith(ZIP)
 
 
-def _siblings(address: str) -> tuple[str, ...]:
+def _siblings(address: str, remote: bool) -> tuple[str, ...]:
     """Side files beside a file that was named itself."""
     folder, _, _ = address.rpartition("/")
     try:
         names = (
             [PurePosixPath(str(path)).name for path in _file_system(address)[0].ls(folder, detail=False)]
-            if is_address(address)
+            if remote
             else os.listdir(folder or ".")
         )
-    except _FETCH_ERRORS:
+    except Exception:
         return ()
     return tuple(sorted(name for name in names if _is_side_file(name) and not address.endswith(f"/{name}")))
 
@@ -197,10 +200,15 @@ def _local(archive: str, out: Path | None) -> tuple[list[_Entry], bool]:
         found = sorted(Path(path) for path in glob.glob(archive, recursive=True))
         if not found:
             raise SourceError(f"{archive}: no file or folder matches")
-        base = Path(os.path.commonpath([path.parent for path in found]))
+        plain = itertools.takewhile(lambda part: not _GLOB & set(part), Path(archive).parts)
+        base = Path(*plain)
         own = None if out is None else out.resolve()
         entries: dict[str, _Entry] = {}
+        results = {path.parent for path in found if path.name == RESULTS_FILE and _holds_results(path.parent)}
         for path in found:
+            above = set(path.resolve().parents)
+            if own in above or results & set(path.parents):
+                continue  # output
             for file, problem in _walk(path, own):
                 entries.setdefault(str(file), _entry(file, base, problem))
         return list(entries.values()), False
@@ -233,13 +241,22 @@ def _walk(root: Path, out: Path | None) -> Iterator[tuple[Path, str | None]]:
             yield path, _why_not_read(path, root, out)
         elif path != root and path.name.startswith("."):
             yield path, "a hidden folder"
-        elif (path / RESULTS_FILE).is_file():
-            yield path, "results of an earlier scoring"
         elif path.resolve() != out:
             try:
-                waiting += sorted(path.iterdir(), reverse=True)
+                if _holds_results(path):
+                    yield path, "results of an earlier scoring"
+                else:
+                    waiting += sorted(path.iterdir(), reverse=True)
             except OSError as error:
                 raise SourceError(f"{path}: the folder cannot be read ({error.strerror})") from error
+
+
+def _holds_results(folder: Path) -> bool:
+    try:
+        found = load_json(folder / RESULTS_FILE)
+    except (FileNotFoundError, ValueError):
+        return False
+    return isinstance(found, dict) and "jaxguard_scores" in found
 
 
 def _why_not_read(path: Path, root: Path, out: Path | None) -> str | None:
@@ -269,7 +286,7 @@ def _remote(address: str) -> tuple[list[_Entry], bool]:
             details = system.glob(path, detail=True)
             for folder in [name for name, detail in details.items() if detail["type"] == "directory"]:
                 details |= system.find(folder, detail=True)
-            details = {name: detail for name, detail in details.items() if detail["type"] == "file"}
+            details = {name: detail for name, detail in details.items() if detail["type"] != "directory"}
             if not details:
                 raise SourceError(f"{address}: no file or folder matches")
         elif system.isfile(path):
@@ -278,14 +295,19 @@ def _remote(address: str) -> tuple[list[_Entry], bool]:
             details = system.find(path, detail=True)
             if not details and not system.exists(path):
                 raise SourceError(f"{address}: there is no such file or folder")
-    except _FETCH_ERRORS as error:
+    except SourceError:
+        raise
+    except Exception as error:  # file systems have errors of their own
         raise SourceError(f"{address}: cannot be listed ({_reason(error)})") from error
     names = sorted(details)
     hidden = _not_looked_into(names, path)
     base = os.path.commonpath([PurePosixPath(name).parent for name in names]) if _GLOB & set(path) and names else path
     return [
         _Entry(
-            str(PurePosixPath(name).relative_to(base)), full(name), int(details[name].get("size") or 0), hidden(name)
+            str(PurePosixPath(name).relative_to(base)),
+            full(name),
+            int(details[name].get("size") or 0),
+            hidden(name) or ("" if details[name]["type"] == "file" else "no regular file"),
         )
         for name in names
     ], False
@@ -312,12 +334,12 @@ def _file_system(address: str) -> tuple[Any, str]:
 
     try:
         return fsspec.core.url_to_fs(address)
-    except (ImportError, ValueError, OSError) as error:
+    except Exception as error:
         raise SourceError(f"{address}: {error}, expected a path or an address that fsspec can open") from error
 
 
-def _open(address: str) -> IO[bytes]:
-    if not is_address(address):
+def _open(address: str, remote: bool) -> IO[bytes]:
+    if not remote:
         return open(address, "rb")
     system, path = _file_system(address)
     return system.open(path, "rb")
@@ -327,8 +349,8 @@ def _open(address: str) -> IO[bytes]:
 _last_zip: dict[tuple[str, Any], zipfile.ZipFile] = {}
 
 
-def _opened_zip(address: str) -> zipfile.ZipFile:
-    if is_address(address):
+def _opened_zip(address: str, remote: bool) -> zipfile.ZipFile:
+    if remote:
         system, path = _file_system(address)
         state = system.ukey(path)
     else:
@@ -338,18 +360,18 @@ def _opened_zip(address: str) -> zipfile.ZipFile:
         for other in _last_zip.values():
             other.close()
         _last_zip.clear()
-        _last_zip[address, state] = zipfile.ZipFile(_open(address))
+        _last_zip[address, state] = zipfile.ZipFile(_open(address, remote))
     return _last_zip[address, state]
 
 
 def _look_into(source: Source, sources: list[Source], skipped: list[str]) -> None:
     """Adds the members of a zip file, or the file itself as one that cannot be read."""
     try:
-        listed = (info for info in _opened_zip(source.address).infolist() if not info.is_dir())
+        listed = (info for info in _opened_zip(source.address, source.remote).infolist() if not info.is_dir())
         members = sorted(listed, key=attrgetter("filename"))
-    except _FETCH_ERRORS as error:
+    except Exception as error:
         problem = f"the zip archive cannot be read ({_reason(error)})"
-        sources.append(Source(source.name, source.address, size=source.size, problem=problem))
+        sources.append(Source(source.name, source.address, size=source.size, problem=problem, remote=source.remote))
         return
     beside: dict[str, tuple[str, ...]] = {}
     for info in members:
@@ -367,10 +389,11 @@ def _look_into(source: Source, sources: list[Source], skipped: list[str]) -> Non
         elif _is_side_file(path.name) or not has_trace_name(path.name):
             skipped.append(f"{name} (a zip archive inside of another)" if path.suffix.lower() == ZIP else name)
         elif info.flag_bits & 1:
-            sources.append(Source(name, source.address, info.filename, info.file_size, problem="it is encrypted"))
+            problem = "it is encrypted"
+            sources.append(Source(name, source.address, info.filename, info.file_size, (), problem, source.remote))
         else:
             own = beside.get(info.filename.rpartition("/")[0], ())
-            sources.append(Source(name, source.address, info.filename, info.file_size, own))
+            sources.append(Source(name, source.address, info.filename, info.file_size, own, "", source.remote))
 
 
 def _reason(error: Exception) -> str:

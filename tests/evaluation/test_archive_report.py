@@ -21,12 +21,13 @@ from small_run import SmallRun, at_toy_size, chat, done, lines, native, refused
 
 from jaxguard.evaluation import archive_leads, tally
 from jaxguard.evaluation.archive import Archive, read_archive
-from jaxguard.evaluation.archive_folder import CALIBRATION, COLUMNS, ENDS, LAYOUT, Results, ResultsError
+from jaxguard.evaluation.archive_folder import COLUMNS, Results
 from jaxguard.evaluation.archive_page import render, report_archive
 from jaxguard.evaluation.tally import Tally, together
 from jaxguard.guard import Guard
 from jaxguard.ranking import auroc
-from jaxguard.scoring import job, shards
+from jaxguard.results import ResultsError
+from jaxguard.scoring import shards
 from jaxguard.scoring.archive import score_archive
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.types import JaxguardError
@@ -64,8 +65,6 @@ def page_of(folder: Path) -> str:
 
 def test_it_knows_the_layout_that_scoring_writes() -> None:
     """The two may not import each other."""
-    assert dict(shards.KINDS) == ENDS
-    assert (job.LAYOUT, job.CALIBRATION) == (LAYOUT, CALIBRATION)
     for kind, schema in (("steps", shards.STEPS), ("trajectories", shards.TRAJECTORIES)):
         assert {name: schema.field(name).type for name in COLUMNS[kind]} == COLUMNS[kind]
 

@@ -8,7 +8,10 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxguard.results import Shard
 
 STEPS_PER_BLOCK = 60
 stack = contextlib.ExitStack()  # open as long as the process lives
@@ -24,10 +27,10 @@ def prepare() -> None:
     blocks.STEPS_PER_BLOCK = STEPS_PER_BLOCK
     faults, write, fsync, written = Path(os.environ["TOY_FAULTS"]), job.JobOfWorker.write, os.fsync, 0
 
-    def faulty_write(self: job.JobOfWorker, files: Mapping[str, bytes], part: dict[str, Any]) -> None:
+    def faulty_write(self: job.JobOfWorker, files: Mapping[str, bytes], shard: Shard) -> None:
         nonlocal written
         written += 1
-        if part["members"][0]["file"] in _said(faults / "dies_at"):
+        if shard.members[0].file in _said(faults / "dies_at"):
             os.kill(os.getpid(), signal.SIGKILL)
         if written > 1 and _claimed(faults / "dies_once"):
             # Midway: some of the shard's files are there, its record is not, and one file is half of one.
@@ -42,7 +45,7 @@ def prepare() -> None:
                 write_whole(path, content)
 
             job.write_whole = die
-        write(self, files, part)
+        write(self, files, shard)
 
     def full(file: int) -> None:
         if (faults / "disk_full").exists():

@@ -19,6 +19,9 @@ from jaxguard.traces.sources import Source, SourceError, content_key, find_sourc
 NATIVE = json.dumps({"jaxguard": 1, "id": "a", "instruction": "do", "steps": [{"tool": "look"}]})
 
 
+RESULTS = '{"jaxguard_scores": 1}'
+
+
 def native(name: str) -> str:
     return NATIVE.replace('"a"', json.dumps(name))
 
@@ -176,7 +179,7 @@ def test_results_and_hidden_folders_are_not_read_anywhere(memory: Any, tmp_path:
     names = ["a.jsonl", "out/job.json", "out/top/x.jsonl", "out/steps/y.parquet", ".hidden/b.jsonl"]
     for name in names:
         memory.pipe(f"/box/{name}", NATIVE.encode())
-        write(tmp_path / "box" / name)
+        write(tmp_path / "box" / name, RESULTS if name.endswith("job.json") else NATIVE)
     zipped(tmp_path / "z.zip", dict.fromkeys(names, NATIVE))
     for archive in ("memory://box", str(tmp_path / "box"), str(tmp_path / "z.zip")):
         sources, skipped = find_sources(archive)
@@ -196,10 +199,17 @@ def test_a_file_that_vanished_is_a_reject(memory: Any) -> None:
 
 def test_results_of_scoring_are_not_read(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl")
-    write(tmp_path / "scores" / "job.json", "{}")
+    write(tmp_path / "scores" / "job.json", RESULTS)
+    write(tmp_path / "jobs" / "job.json", '{"id": 1}')
+    write(tmp_path / "jobs" / "b.jsonl")
     write(tmp_path / "scores" / "top" / "x.jsonl")
     sources, skipped = find_sources(tmp_path)
-    assert ([s.name for s in sources], skipped) == (["a.jsonl"], ["scores (results of an earlier scoring)"])
+    assert [s.name for s in sources] == ["a.jsonl", "jobs/b.jsonl", "jobs/job.json"]
+    assert skipped == ["scores (results of an earlier scoring)"]
+    sources, _ = find_sources(f"{tmp_path}/**", tmp_path / "out")
+    assert [s.name for s in sources] == ["a.jsonl", "jobs/b.jsonl", "jobs/job.json"]
+    write(tmp_path / "out" / "top" / "x.jsonl")
+    assert len(find_sources(f"{tmp_path}/**", tmp_path / "out")[0]) == 3
 
 
 def test_a_key_is_of_content_and_side_files(tmp_path: Path) -> None:
@@ -217,6 +227,38 @@ def test_a_key_is_of_content_and_side_files(tmp_path: Path) -> None:
         content_key(write(tmp_path / "z.jsonl", NATIVE + "\n")),
     }
     assert len(keys) == 5
+
+
+@pytest.mark.parametrize("name", ["run.1.jsonl", "2026-01-02.log.jsonl", "x.JSONL"])
+def test_only_what_tells_how_to_read_a_name_is_part_of_the_key(tmp_path: Path, name: str) -> None:
+    assert content_key(write(tmp_path / name)) == content_key(write(tmp_path / "run.jsonl"))
+    assert content_key(write(tmp_path / f"{name}.gz")) != content_key(write(tmp_path / "run.jsonl"))
+
+
+def test_local_names_that_look_like_addresses(tmp_path: Path) -> None:
+    path = write(tmp_path / "test_a.py::test_b.jsonl")
+    for archive in (tmp_path, path):
+        sources, _ = find_sources(archive)
+        assert ids(sources) == ["a"]
+
+
+def test_what_is_no_file_at_an_address_is_not_waited_for(tmp_path: Path) -> None:
+    write(tmp_path / "box" / "a.jsonl")
+    os.mkfifo(tmp_path / "box" / "pipe.jsonl")
+    sources, skipped = find_sources(f"file://{tmp_path}/box")
+    assert ([s.name for s in sources], skipped) == (["a.jsonl"], ["pipe.jsonl (no regular file)"])
+
+
+def test_errors_of_a_file_system_are_one_line(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredentials(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NoCredentials("unable to locate credentials")
+
+    monkeypatch.setattr(type(memory), "find", refuse)
+    with pytest.raises(SourceError, match=r"memory://box: cannot be listed \(unable to locate credentials\)"):
+        find_sources("memory://box")
 
 
 def test_an_encrypted_member_is_a_reject(tmp_path: Path) -> None:
