@@ -385,6 +385,7 @@ def _score(arguments: argparse.Namespace) -> None:
     _say(
         f"{counts['records']:,} records, {counts['rejected']:,} rejected: {counts['trajectories']:,} trajectories, "
         f"{counts['steps']:,} steps"
+        + (f" ({counts['without_steps']:,} without a call)" if counts["without_steps"] else "")
     )
     rate = done["steps"] / max(report.seconds, 1e-9)
     _say(
@@ -402,9 +403,9 @@ def _score(arguments: argparse.Namespace) -> None:
     _say(f"trajectories: {_pairs(report.decisions)}")
     if report.shift_at is not None:
         _say(
-            f"from about trajectory {report.shift_at:,} on they no longer look like the guard's calibration set (safe "
-            "trajectories): attacks, or another kind of traces, on which the false-alert level does not hold; see "
-            "`jaxguard recalibrate`"
+            f"from about trajectory {report.shift_at:,} on, or before, they do not look like the guard's calibration "
+            "set (safe trajectories): attacks, or another kind of traces, on which neither the false-alert level nor a "
+            "PASS means much; see `jaxguard recalibrate`"
         )
     _say(f"wrote {arguments.out}")
 

@@ -59,7 +59,7 @@ class ScoreReport:
 
 
 class _Bar(Progress):
-    """Bytes of the archive that are read, with steps a second."""
+    """Bytes of the archive that are scored and written, with steps a second."""
 
     def __init__(self, sources: list[Source], show: bool):
         self._lock = threading.Lock()
@@ -67,15 +67,10 @@ class _Bar(Progress):
         self._bar = tqdm(total=total, desc="score", unit="B", unit_scale=True, disable=not show)
         self._begin = time.perf_counter()
         self.steps = self.windows = 0
-        self._file, self._position = "", 0
 
-    def read(self, source: Source, position: int) -> None:
-        if source.name != self._file:
-            self._file, self._position = source.name, 0
-        if position > self._position:
-            with self._lock:
-                self._bar.update(position - self._position)
-            self._position = position
+    def passed(self, size: int) -> None:
+        with self._lock:
+            self._bar.update(size)
 
     def embedded(self, windows: int) -> None:
         with self._lock:
@@ -191,7 +186,7 @@ def _finish(
     job.clear_unfinished()
     total = job.counts()
     counts = {name: total[name] for name in COUNTS}
-    counts["files"] = len(sources)
+    counts["files"] = len(sources) + tidied.kept
     counts["files_rejected"] += len(done.unread)
     _require_rows(job, counts)
     formats = {name.partition(":")[2]: by for name, by in sorted(total.items()) if name.startswith("format:")}

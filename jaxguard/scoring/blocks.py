@@ -85,6 +85,7 @@ class Block:
         tools: Of all steps, one after the other; ``call_ids`` and ``unobserved`` likewise.
         risks: float32 ``[N, 2]``, filled while trajectories are scored.
         waiting: Trajectories that are not scored yet.
+        size: Bytes of the archive that it stands for.
     """
 
     members: list[Member]
@@ -95,6 +96,7 @@ class Block:
     call_ids: list[str] = field(default_factory=list)
     unobserved: list[bool] = field(default_factory=list)
     chars: int = 0
+    size: int = 0
     risks: np.ndarray | None = None
     starts: np.ndarray | None = None  # [B + 1]
     waiting: int = 0
@@ -171,6 +173,7 @@ class Block:
             getattr(self, name).extend(getattr(other, name))
         self.counts.update(other.counts)
         self.chars += other.chars
+        self.size += other.size
         if other._spool is not None:
             spool = self._spool = self._spool or _spool()
             shift = spool.seek(0, io.SEEK_END)

@@ -49,8 +49,8 @@ class Stopped(Exception):
 class Progress:
     """What a run has done so far; a subclass shows it. Called from several threads."""
 
-    def read(self, source: Source, position: int) -> None:
-        """So many bytes of a file are read; all of its size when it is done, or passed over."""
+    def passed(self, size: int) -> None:
+        """So many bytes of the archive are done with."""
 
     def embedded(self, windows: int) -> None:
         """So many windows more were encoded."""
@@ -162,6 +162,7 @@ class Run:
         self.done = Done()
         self._small: Block | None = None
         self._taken: set[str] = set()
+        self._accounted = 0  # bytes of the file at hand that blocks on their way stand for
         self._failed = threading.Event()
         self._error: BaseException | None = None
         self._read, self._embedded, self._scored = (_Channel(self._failed) for _ in range(3))
@@ -214,12 +215,13 @@ class Run:
         reader = ArchiveReader(self._forced)
         for batch in self._batches:
             for source in batch:
+                self._accounted = 0
                 try:
                     with source.local() as path:
                         self._read_file(reader, source, path)
                 except CannotRead as error:
                     self.done.unread[source.name] = str(error)
-                self._progress.read(source, source.size)
+                self._progress.passed(source.size - self._accounted)
             self._put_small()
         self._read.put(_END)
 
@@ -234,8 +236,11 @@ class Run:
             self.done.keys[source.name] = key
             return
 
+        read = 0
+
         def at(position: int) -> None:  # what was unzipped has another size than what is listed
-            self._progress.read(source, source.size * position // whole)
+            nonlocal read
+            read = source.size * position // whole
 
         for block in blocks(reader.read_local(path, at), key, source.name, self._guard.config.data.thought):
             try:
@@ -245,9 +250,13 @@ class Run:
             if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
                 raise SourceError(CHANGED)
             (member,) = block.members
+            if member.last:
+                read = source.size
             if not self._owns(member.number) or self._job.has(key, member.number):
                 block.close()
-            elif member.number or not member.last or block.full:
+                continue
+            block.size, self._accounted = read - self._accounted, read
+            if member.number or not member.last or block.full:
                 self._read.put(block)
             else:
                 self._pool(block)
@@ -337,3 +346,4 @@ class Run:
             block.close()
             self.done.counts.update({"shards": 1, "steps": len(block.tools)})
             self._progress.written(len(block.tools))
+            self._progress.passed(block.size)

@@ -157,7 +157,7 @@ class RayEngine:
         done = Done(keys=copies)
         for source in absolute:
             if source.name in copies:
-                progress.read(source, source.size)
+                progress.passed(source.size)
         with _connected(self.address) as ray:
             cluster = ray.cluster_resources()
             workers = (
@@ -175,7 +175,7 @@ class RayEngine:
                     files = items[number].sources
                     left[files[0].name] -= 1
                     for source in files if not left[files[0].name] else ():
-                        progress.read(source, source.size)
+                        progress.passed(source.size)
             finally:
                 shutil.rmtree(job.folder / SCRATCH, ignore_errors=True)
         job.refresh()

@@ -182,7 +182,7 @@ def test_rows_of_a_file_that_is_gone_stay(small: None, guard: Guard, archive: Pa
     (archive / "a.jsonl").unlink()
     report = score(archive, guard, tmp_path / "out")
     assert ids(tmp_path / "out") == ["one", "three", "two"]
-    assert (report.run["kept"], report.counts["trajectories"], report.counts["files"]) == (1, 3, 1)
+    assert (report.run["kept"], report.counts["trajectories"], report.counts["files"]) == (1, 3, 2)
 
 
 def test_a_file_that_changes_while_it_is_read_is_left_for_another_run(
