@@ -112,6 +112,7 @@ def test_choice_is_deterministic_and_tells_the_truth(world) -> None:
     assert len({r.source for r in early}) == 3
 
 
+@pytest.mark.slow
 def test_ten_thousand_steps_and_nonfinite_scores(world, tmp_path, build) -> None:
     other = build(seed=5, n=30)
     long = Trajectory("long", "w " * 10**5, tuple(Step("t" * 5_000, {"a": "b" * 9_000}, str(i)) for i in range(10_000)),

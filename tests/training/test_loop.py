@@ -192,6 +192,7 @@ def test_a_process_killed_while_it_writes_a_checkpoint_resumes(
     assert (tmp_path / "curves.csv").read_bytes() == (whole[1][0] / "curves.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_device_layout_loads(whole: dict, tmp_path: Path, compile_cache: Path) -> None:
     """Stands in for a checkpoint from a GPU: it names a device that this process does not have."""
     written = child(

@@ -108,6 +108,7 @@ def test_too_many_steps_are_thinned_and_hazards_are_kept(monkeypatch: pytest.Mon
     assert 80 <= seen[1][0] <= 150
 
 
+@pytest.mark.slow
 def test_an_untrained_model_leaves_everything_to_the_pooled_head(params: Params) -> None:
     train, validation = episodes(300, 0, strength=8.0), episodes(40, 1, strength=8.0)
     fit = fit_pooled(TINY, params, train, validation, seed=0)
