@@ -38,11 +38,12 @@ def untrained_guard(path: Path) -> Path:
     return path
 
 
-def stored_archive(folder: Path, steps: int, guard: Path, new: float = 0.25) -> tuple[Path, Path, int]:
+def stored_archive(folder: Path, steps: int, guard: Path, new: float = 0.25, copies: int = 1) -> tuple[Path, Path, int]:
     """Trajectories of 3 to 40 steps with about 400 characters a step, in files of :data:`STEPS_PER_FILE` steps.
 
     Args:
         new: Share of texts that were not there before; others repeat one of the last 2,000.
+        copies: So many times the archive, under other ids.
 
     Returns:
         The archive, the store, and the number of steps.
@@ -84,4 +85,8 @@ def stored_archive(folder: Path, steps: int, guard: Path, new: float = 0.25) -> 
         distinct = {text for made in read_trajectories(path) for text in trajectory_texts(made).unique()}
         missing = store.missing(sorted(distinct))
         store.add(missing, rng.normal(size=(len(missing), encoder.dim)).astype(np.float32))
-    return archive, folder / "store", count
+    for path in sorted(archive.iterdir()):
+        for copy in range(1, copies):
+            with path.open() as lines, (archive / f"{copy}-{path.name}").open("w") as file:
+                file.writelines(line.replace('"id": "run ', f'"id": "run {copy} ', 1) for line in lines)
+    return archive, folder / "store", count * copies

@@ -1,6 +1,7 @@
 """`jaxguard score` from text to tables, every vector in the store: rate, memory, useful lanes, a billion's cost.
 
-``JAXGUARD_BENCH_STEPS`` sets the steps of the archive, e.g. 10000000 (an hour, and 10 GB of disk).
+``JAXGUARD_BENCH_STEPS`` sets the steps of the archive, ``JAXGUARD_BENCH_COPIES`` how often it is there, under other ids:
+1000000 and 10 take an hour and 10 GB of disk.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def _cpu_s() -> float:
 def test_score_archive(benchmark, smoke: bool, say, tmp_path: Path) -> None:
     steps = 2_000 if smoke else int(os.environ.get("JAXGUARD_BENCH_STEPS", "200000"))
     guard = untrained_guard(tmp_path / "guard")
-    archive, store, total = stored_archive(tmp_path, steps, guard)
+    copies = int(os.environ.get("JAXGUARD_BENCH_COPIES", "1"))
+    archive, store, total = stored_archive(tmp_path, steps, guard, copies=copies)
     out = tmp_path / "out"
     arguments = ("score", str(archive), "--guard", str(guard), "--store", str(store), "--quiet", "--out")
 
