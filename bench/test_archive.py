@@ -1,6 +1,6 @@
 """`jaxguard score` from text to tables, every vector in the store: rate, memory, useful lanes, a billion's cost.
 
-``JAXGUARD_BENCH_STEPS`` sets the steps of the archive, ``JAXGUARD_BENCH_COPIES`` how often it is there, under other ids:
+``JAXGUARD_BENCH_STEPS`` sets its steps, ``JAXGUARD_BENCH_COPIES`` how often the archive is there, under other ids:
 1000000 and 10 take an hour and 10 GB of disk.
 """
 
