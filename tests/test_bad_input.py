@@ -117,6 +117,7 @@ def test_a_large_tool_output(small_run: SmallRun, tmp_path: Path, size: int) -> 
     assert all(0 < step["fused"] < 1 for step in steps)
 
 
+@pytest.mark.slow
 def test_ten_thousand_steps(small_run: SmallRun, tmp_path: Path) -> None:
     """Scored to the last step, and a short trajectory beside it does not notice."""
     steps = [{"tool": f"t{i % 7}", "observation": f"saw {i % 11}"} for i in range(10_000)]

@@ -87,6 +87,7 @@ def test_company_and_place_in_a_batch_change_no_bit(encoder: MiniLMEncoder) -> N
         np.testing.assert_array_equal(encoder.encode([text])[0], vector)
 
 
+@pytest.mark.slow
 def test_live_shapes_and_padding_change_next_to_nothing(encoder: MiniLMEncoder) -> None:
     batched = encoder.encode(TEXTS)
     live = np.concatenate([encoder.encode([text], live=True) for text in TEXTS])

@@ -274,8 +274,9 @@ def test_results_of_another_guard_are_not_mixed(small: None, guard: Guard, archi
     assert contents(out) == before
 
 
-@pytest.mark.parametrize("kind", ["steps", "trajectories", "top", "rejects"])
-@pytest.mark.parametrize("change", ["cut", "gone"])
+@pytest.mark.parametrize(
+    ("kind", "change"), [("steps", "cut"), ("trajectories", "gone"), ("top", "cut"), ("rejects", "gone")]
+)
 def test_a_damaged_shard_is_named(
     small: None, guard: Guard, archive: Path, tmp_path: Path, kind: str, change: str
 ) -> None:
@@ -335,7 +336,7 @@ def test_a_full_disk_keeps_what_is_finished(
     score(archive, guard, tmp_path / "whole")
     out, store = tmp_path / "out", tmp_path / "whole" / "features"
     finished = set()
-    for room in (0, 1, 4, 7, 11):
+    for room in (0, 1, 7, 11):
         left = [room]
 
         def fsync(_file: int, left: list[int] = left) -> None:

@@ -326,6 +326,7 @@ def test_what_cannot_be_read_has_a_reason(observations, reason):
         read(trace(*observations))
 
 
+@pytest.mark.slow
 def test_thousands_of_levels_and_of_turns():
     chain = [obs("SPAN", f"s{n}", 0, 9, parent=f"s{n - 1}") for n in range(2000)]
     assert read(trace(*chain, obs("GENERATION", "g", 1, 2, [TASK], FIND, "s1999"))).steps[0].tool == "find"

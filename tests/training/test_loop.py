@@ -261,6 +261,7 @@ def test_stage_2_needs_a_hazard_to_learn_from(tmp_path: Path) -> None:
         run(tmp_path, stage=2, train=safe)
 
 
+@pytest.mark.slow
 def test_select_chooses_the_best_or_the_last_parameters(
     whole: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
