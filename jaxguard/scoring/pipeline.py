@@ -292,11 +292,14 @@ class Run:
     def _add_missing(self, texts: list[str]) -> None:
         missing = self._store.missing(texts)  # another process may have stored some
         for first in range(0, len(missing), TEXTS_PER_CALL):
-            if self._failed.is_set():
-                raise Stopped
             part = missing[first : first + TEXTS_PER_CALL]
-            vectors = self._guard.encoder.encode(part, self._progress.embedded)
+            vectors = self._guard.encoder.encode(part, self._windows)
             self.done.counts["texts_embedded"] += self._store.add(part, vectors)
+
+    def _windows(self, count: int) -> None:
+        if self._failed.is_set():  # a call may take minutes
+            raise Stopped
+        self._progress.embedded(count)
 
     def _scoring(self) -> None:
         # A call of the scorer ends when nothing is ready, so that no finished one waits for texts being embedded.
