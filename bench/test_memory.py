@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxguard.config import Config
-from jaxguard.decision.calibration import calibrate
-from jaxguard.decision.evidence import FusionParams
-from jaxguard.features.encoder import load_encoder
-from jaxguard.guard import Guard
+from bench.stored_archive import untrained_guard
 from jaxguard.traces.convert import convert
-from jaxguard.world_model.params import init_params
 
 # VmHWM and not ru_maxrss: the latter still knows the process that this one was forked from.
 PEAK = """
@@ -57,19 +52,7 @@ def archive(path: Path, records: int) -> None:
 
 @pytest.fixture
 def guard(tmp_path: Path) -> Path:
-    config = Config()
-    made = Guard(config, init_params(config.model, 0), load_encoder())
-    calibration = calibrate(
-        [0.5] * 40,
-        [0.5] * 40,
-        alpha_hold=0.1,
-        alpha_block=0.05,
-        fusion=FusionParams(),
-        encoder=made.encoder.fingerprint.short,
-        weights=made.weights,
-    )
-    made.calibrated(calibration).save(tmp_path / "guard")
-    return tmp_path / "guard"
+    return untrained_guard(tmp_path / "guard")
 
 
 def test_peak_memory(benchmark, smoke: bool, say, tmp_path: Path, guard: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxguard.features.texts import trajectory_texts, well_formed
 from jaxguard.results import Member
-from jaxguard.traces.reading import Outcome
+from jaxguard.traces.reading import TALLIED, Outcome, tally
 from jaxguard.types import JaxguardError, Step, Trajectory
 from jaxguard.world_model.packing import Sequence, Texts
 
@@ -33,23 +33,9 @@ CHARS_PER_BLOCK = 64 << 20
 
 
 COUNTS: tuple[str, ...] = (
-    "files_rejected",
-    "records",
-    "converted",
-    "rejected",
-    "trajectories",
-    "steps",
-    "without_steps",
-    "unsafe",
-    "safe",
-    "unlabelled",
-    "parallel_calls",
-    "unobserved_calls",
-    "unparsable_arguments",
-    "renamed_ids",
-    "surrogates_replaced",
-    "nonfinite_replaced",
-    "nonfinite_steps",
+    *("files_rejected", "records", "converted", "rejected"),
+    *TALLIED,
+    *("renamed_ids", "surrogates_replaced", "nonfinite_replaced", "nonfinite_steps"),
 )
 """What a block counts, beside ``format:NAME`` and ``decision:NAME``; ``records == converted + rejected``."""
 
@@ -142,17 +128,7 @@ class Block:
 
     def _add(self, trajectory: Trajectory, texts: Texts, record: int) -> None:
         steps = trajectory.steps
-        label = {True: "unsafe", False: "safe", None: "unlabelled"}[trajectory.unsafe]
-        for name, by in (
-            ("trajectories", 1),
-            (label, 1),
-            ("steps", len(steps)),
-            ("without_steps", not steps),
-            ("parallel_calls", sum(step.parallel for step in steps)),
-            ("unobserved_calls", sum(step.unobserved for step in steps)),
-            ("unparsable_arguments", sum(step.raw_arguments is not None for step in steps)),
-        ):
-            self.counts[name] += by
+        self.counts.update(tally(trajectory))
         self.tools += [well_formed(step.tool) for step in steps]
         self.call_ids += [well_formed(step.call_id) for step in steps]
         self.unobserved += [step.unobserved for step in steps]

@@ -35,7 +35,7 @@ from jaxguard.traces.jsonl import (
     write_trajectories,
 )
 from jaxguard.traces.lock import locked
-from jaxguard.traces.reading import ArchiveReader
+from jaxguard.traces.reading import TALLIED, ArchiveReader, tally
 from jaxguard.traces.registry import reader_named
 from jaxguard.traces.sources import Source, find_sources
 from jaxguard.types import JaxguardError, Trajectory
@@ -98,25 +98,9 @@ class ConvertReport:
 
 
 _COUNTS = (
-    "files",
-    "files_rejected",
-    "records",
-    "converted",
-    "rejected",
-    "trajectories",
-    "steps",
-    "without_steps",
-    "unsafe",
-    "safe",
-    "unlabelled",
-    "timing",
-    "first_hazards",
-    "parallel_calls",
-    "unobserved_calls",
-    "unparsable_arguments",
-    "renamed_ids",
-    "surrogates_replaced",
-    "nonfinite_replaced",
+    *("files", "files_rejected", "records", "converted", "rejected"),
+    *TALLIED,
+    *("renamed_ids", "surrogates_replaced", "nonfinite_replaced"),
 )
 
 
@@ -312,20 +296,8 @@ class _Writer:
             self.count(name, by)
         for trajectory, line in zip(made, lines, strict=True):
             self.trajectories.write(line)
-            self._tally(trajectory)
-
-    def _tally(self, trajectory: Trajectory) -> None:
-        steps = trajectory.steps
-        label = {True: "unsafe", False: "safe", None: "unlabelled"}[trajectory.unsafe]
-        self.count("trajectories")
-        self.count(label)
-        self.count("steps", len(steps))
-        self.count("without_steps", not steps)
-        self.count("timing", trajectory.timing)
-        self.count("first_hazards", trajectory.first_hazard is not None)
-        self.count("parallel_calls", sum(step.parallel for step in steps))
-        self.count("unobserved_calls", sum(step.unobserved for step in steps))
-        self.count("unparsable_arguments", sum(step.raw_arguments is not None for step in steps))
+            for name, by in tally(trajectory).items():
+                self.count(name, by)
 
 
 def _convert_file(source: Source, reader: ArchiveReader, writer: _Writer) -> None:

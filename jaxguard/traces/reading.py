@@ -12,6 +12,12 @@ from jaxguard.traces.registry import CannotRead, Context, Reader, Record, Record
 from jaxguard.traces.sources import Source
 from jaxguard.types import JaxguardError, Trajectory
 
+TALLIED = (
+    *("trajectories", "steps", "without_steps", "unsafe", "safe", "unlabelled", "timing", "first_hazards"),
+    *("parallel_calls", "unobserved_calls", "unparsable_arguments"),
+)
+"""What :func:`tally` counts."""
+
 DETECTION_WINDOW = 100
 """A file is given up as of no known format when none of its first so many records is recognised."""
 
@@ -39,6 +45,22 @@ class Outcome:
     format: str = ""
     surrogates: int = 0
     nonfinite: int = 0
+
+
+def tally(trajectory: Trajectory) -> dict[str, int]:
+    """What a trajectory adds to the counts of a conversion or a scoring."""
+    steps = trajectory.steps
+    return {
+        "trajectories": 1,
+        {True: "unsafe", False: "safe", None: "unlabelled"}[trajectory.unsafe]: 1,
+        "steps": len(steps),
+        "without_steps": int(not steps),
+        "timing": int(trajectory.timing),
+        "first_hazards": int(trajectory.first_hazard is not None),
+        "parallel_calls": sum(step.parallel for step in steps),
+        "unobserved_calls": sum(step.unobserved for step in steps),
+        "unparsable_arguments": sum(step.raw_arguments is not None for step in steps),
+    }
 
 
 class Companions:

@@ -104,19 +104,7 @@ def _trajectory(document: atif.Trajectory, place: str, name: str, group: str) ->
         "continued_in": document.continued_trajectory_ref,
     }
     metadata = {key: value for key, value in facts.items() if value and len(value) <= _MAX_METADATA_CHARS}
-    if conversation.final_reply:
-        metadata["final_reply"] = conversation.final_reply
-    if notes:
-        metadata["notes"] = dict(notes)
-    return Trajectory(
-        id=name,
-        instruction=conversation.instruction,
-        steps=conversation.steps,
-        group=group,
-        final_observation=conversation.final_observation,
-        source="atif",
-        metadata=metadata,
-    )
+    return conversation.trajectory(metadata, notes, id=name, group=group, source="atif")
 
 
 def _messages(step: atif.Step) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxguard.traces.files import MAX_DEPTH, is_deep, repeated_key
 from jaxguard.traces.registry import RecordError
-from jaxguard.types import Step
+from jaxguard.types import Step, Trajectory
 
 MAX_ARGUMENT_DEPTH = MAX_DEPTH // 2
 """Deeper arguments stay text: a JSON text inside a record escapes the limit that the record itself is held to."""
@@ -87,6 +87,25 @@ class Conversation:
     final_observation: str
     final_reply: str
     notes: Mapping[str, int]
+
+    def trajectory(
+        self, metadata: Mapping[str, Any], notes: Mapping[str, int] | None = None, **facts: Any
+    ) -> Trajectory:
+        """The trajectory of this conversation alone.
+
+        Args:
+            metadata: Joined by what the conversation says: ``final_reply`` and ``notes``, where there are any.
+            notes: More of them.
+            facts: Other fields of the trajectory, ``id`` and ``source`` among them.
+        """
+        said = {"final_reply": self.final_reply, "notes": {**self.notes, **(notes or {})}}
+        return Trajectory(
+            instruction=self.instruction,
+            steps=self.steps,
+            final_observation=self.final_observation,
+            metadata={**metadata, **{name: value for name, value in said.items() if value}},
+            **facts,
+        )
 
 
 def read_conversation(messages: object, where: str = "messages") -> Conversation:

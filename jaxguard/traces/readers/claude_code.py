@@ -94,18 +94,9 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
         "agent_id": record["agent"],
         "model": next((model for model in models if model and model != "<synthetic>"), ""),
         "version": next((line["version"] for line in lines if text_of(line.get("version"))), ""),
-        "final_reply": conversation.final_reply,
-        "notes": dict(conversation.notes),
     }
-    yield Trajectory(
-        id=name,
-        instruction=conversation.instruction,
-        steps=conversation.steps,
-        group=record["session"],
-        final_observation=conversation.final_observation,
-        source=READER.name,
-        metadata={key: value for key, value in metadata.items() if value},
-    )
+    found = {key: value for key, value in metadata.items() if value}
+    yield conversation.trajectory(found, id=name, group=record["session"], source=READER.name)
 
 
 READER = Reader(

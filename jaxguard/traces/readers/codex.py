@@ -82,20 +82,13 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     if not items:
         raise RecordError("the session holds no items, expected messages or calls")
     conversation = read_conversation(item_messages(items, "items"), "items")
-    stem = context.stem
     own = meta.get("id") if isinstance(meta.get("id"), str) else ""
     metadata: dict[str, Any] = {"agent": "codex", "session_id": own}
     for name in ("model", "model_provider", "cli_version"):
         metadata[name] = meta[name] if isinstance(meta.get(name), str) else ""
-    metadata |= {"final_reply": conversation.final_reply, "notes": dict(conversation.notes)}
-    yield Trajectory(
-        id=own or (stem if context.position == 0 else f"{stem}:{context.position}"),
-        instruction=conversation.instruction,
-        steps=conversation.steps,
-        final_observation=conversation.final_observation,
-        source=READER.name,
-        metadata={key: value for key, value in metadata.items() if value},
-    )
+    found = {key: value for key, value in metadata.items() if value}
+    name = own or (context.stem if context.position == 0 else f"{context.stem}:{context.position}")
+    yield conversation.trajectory(found, id=name, source=READER.name)
 
 
 def _items(lines: Sequence[Record]) -> Iterator[Record]:

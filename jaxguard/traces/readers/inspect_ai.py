@@ -75,25 +75,11 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     metadata = _metadata(sample, log)
     for suffix, messages, where in _conversations(sample):
         conversation = read_conversation(_with_instruction(messages, sample), where)
-        own = dict(metadata)
-        if conversation.final_reply:
-            own["final_reply"] = conversation.final_reply
-        notes = dict(conversation.notes)
         lost = sum(_ATTACHMENT in step.observation for step in conversation.steps if not step.parallel)
-        if lost:
-            notes["missing_attachments"] = lost
-        if notes:
-            own["notes"] = notes
-        yield Trajectory(
-            id=name + suffix,
-            instruction=conversation.instruction,
-            steps=conversation.steps,
-            # Other epochs, models and runs of the same sample.
-            group=f"inspect:{log.get('task')}:{sample.id}",
-            final_observation=conversation.final_observation,
-            source="inspect_ai",
-            metadata=own,
-        )
+        notes = {"missing_attachments": lost} if lost else {}
+        # Other epochs, models and runs of the same sample.
+        group = f"inspect:{log.get('task')}:{sample.id}"
+        yield conversation.trajectory(metadata, notes, id=name + suffix, group=group, source="inspect_ai")
 
 
 def _validated(raw: object) -> EvalSample:

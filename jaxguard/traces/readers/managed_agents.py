@@ -235,25 +235,16 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     about = record["about"]
     agent = about.get("agent") if isinstance(about.get("agent"), dict) else {}
     model = agent.get("model")
-    stem = context.stem
-    name = record["id"] or f"{stem}:{context.position}"
+    name = record["id"] or f"{context.stem}:{context.position}"
     metadata: dict[str, Any] = {
         "session_id": record["id"],
         "thread_id": record["thread"],
         "agent": agent.get("name"),
         "model": model.get("id") if isinstance(model, dict) else model,
-        "final_reply": conversation.final_reply,
-        "notes": dict(conversation.notes),
     }
-    yield Trajectory(
-        id=f"{name}/{record['thread']}" if record["thread"] else name,
-        instruction=conversation.instruction,
-        steps=conversation.steps,
-        group=record["id"],
-        final_observation=conversation.final_observation,
-        source=READER.name,
-        metadata={key: value for key, value in metadata.items() if value},
-    )
+    found = {key: value for key, value in metadata.items() if value}
+    own = f"{name}/{record['thread']}" if record["thread"] else name
+    yield conversation.trajectory(found, id=own, group=record["id"], source=READER.name)
 
 
 READER = Reader(

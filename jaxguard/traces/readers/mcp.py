@@ -172,20 +172,13 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     task = {"role": "user", "content": "\n".join([_NO_USER, *told])}
     kept = [task, *(m for m in messages[:first] if m["role"] != "system"), *messages[first:]]
     conversation = read_conversation(kept, "messages")
-    stem = context.stem
     servers = [_server(line["message"]) for line in lines if "result" in line["message"]]
     name = next(
         (text.partition("\n")[0].removeprefix("Server: ") for text in servers if text.startswith("Server: ")), ""
     )
-    metadata = {"service": name, "server": record["server"], "notes": dict(conversation.notes)}
-    yield Trajectory(
-        id=f"{stem}:{context.position}" if context.position else stem,
-        instruction=conversation.instruction,
-        steps=conversation.steps,
-        final_observation=conversation.final_observation,
-        source=READER.name,
-        metadata={key: value for key, value in metadata.items() if value},
-    )
+    metadata = {key: value for key, value in (("service", name), ("server", record["server"])) if value}
+    own = f"{context.stem}:{context.position}" if context.position else context.stem
+    yield conversation.trajectory(metadata, id=own, source=READER.name)
 
 
 READER = Reader(

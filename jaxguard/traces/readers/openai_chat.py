@@ -47,25 +47,18 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     refuse_calls_beside(record, name)
     conversation = read_conversation(record[name], name)
     metadata = _metadata(record, conversation.instruction)
-    if conversation.final_reply:
-        metadata["final_reply"] = conversation.final_reply
-    if conversation.notes:
-        metadata["notes"] = dict(conversation.notes)
     unsafe = _judged_unsafe(record)
     if unsafe is not None:
         metadata["label_source"] = "judge model"
     task = record.get("task_id")
-    yield Trajectory(
+    yield conversation.trajectory(
+        metadata,
         id=_trajectory_id(record, context),
-        instruction=conversation.instruction,
-        steps=conversation.steps,
         unsafe=unsafe,
         # A judge's verdict names no step, and its "safe" is no gold label to supervise every step with.
         timing=False,
         group=f"{context.stem}:{task}" if isinstance(task, str | int) else "",
-        final_observation=conversation.final_observation,
         source="openai_chat",
-        metadata=metadata,
     )
 
 

@@ -215,16 +215,9 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
     if "error" in record:
         raise RecordError(record["error"])
     conversation = read_conversation(item_messages(record["items"], "items"), "items")
-    stem = context.stem
-    metadata = {**record["meta"], "final_reply": conversation.final_reply, "notes": dict(conversation.notes)}
-    yield Trajectory(
-        id=record["id"] or f"{stem}:{context.position}",
-        instruction=conversation.instruction,
-        steps=conversation.steps,
-        final_observation=conversation.final_observation,
-        source=READER.name,
-        metadata={key: value for key, value in metadata.items() if value},
-    )
+    metadata = {key: value for key, value in record["meta"].items() if value}
+    own = record["id"] or f"{context.stem}:{context.position}"
+    yield conversation.trajectory(metadata, id=own, source=READER.name)
 
 
 READER = Reader(

@@ -62,19 +62,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
         raise RecordError("got a container of spans, expected one conversation of it")
     conversation = read_conversation(thread.messages(), f"trace {record['id']}: messages")
     metadata: dict[str, Any] = dict(thread.metadata)
-    if conversation.final_reply:
-        metadata["final_reply"] = conversation.final_reply
-    notes = {**conversation.notes, **thread.notes}
-    if notes:
-        metadata["notes"] = notes
-    yield Trajectory(
-        id=record["id"],
-        instruction=conversation.instruction,
-        steps=conversation.steps,
-        final_observation=conversation.final_observation,
-        source=READER.name,
-        metadata=metadata,
-    )
+    yield conversation.trajectory(metadata, thread.notes, id=record["id"], source=READER.name)
 
 
 READER = Reader(

@@ -60,18 +60,7 @@ def _read(record: Record, context: Context) -> Iterable[Trajectory]:
         for key, value in record.items()
         if isinstance(value, str | int | float) and len(str(value)) <= _MAX_METADATA_CHARS
     }
-    if conversation.final_reply:
-        metadata["final_reply"] = conversation.final_reply
-    if conversation.notes:
-        metadata["notes"] = dict(conversation.notes)
-    yield Trajectory(
-        id=f"{stem}:{own}",
-        instruction=conversation.instruction,
-        steps=conversation.steps,
-        final_observation=conversation.final_observation,
-        source="sharegpt",
-        metadata=metadata,
-    )
+    yield conversation.trajectory(metadata, id=f"{stem}:{own}", source="sharegpt")
 
 
 def _messages(turns: list[Any], name: str) -> Iterator[dict[str, Any]]:

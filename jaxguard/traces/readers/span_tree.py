@@ -161,19 +161,7 @@ def trajectory_of(
         for name, value in metadata.items()
         if isinstance(value, str | int | float) and value != "" and len(str(value)) <= _MAX_METADATA_CHARS
     }
-    if conversation.final_reply:
-        kept["final_reply"] = conversation.final_reply
-    if conversation.notes:
-        kept["notes"] = dict(conversation.notes)
-    return Trajectory(
-        id=own_id,
-        instruction=conversation.instruction,
-        steps=conversation.steps,
-        group=group,
-        final_observation=conversation.final_observation,
-        source=source,
-        metadata=kept,
-    )
+    return conversation.trajectory(kept, id=own_id, group=group, source=source)
 
 
 def seconds(value: Any, at: str) -> float:
