@@ -361,57 +361,56 @@ def test_a_full_disk_keeps_what_is_finished(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def killed_at_random(small_run: SmallRun, compiled: Path, tmp_path: Path, kills: int, seed: int) -> int:
-    """Kills a scoring process again and again until one ends; returns how many were killed before that."""
-    archive = tmp_path / "archive"
+def killed_at_random(small_run: SmallRun, guard: Guard, compiled: Path, tmp_path: Path, kills: int, seed: int) -> int:
+    """Kills scoring processes at random moments, and goes on in this one; returns how many were killed."""
+    archive, out = tmp_path / "archive", tmp_path / "out"
     trajectories = list(read_trajectories(small_run.data))
     for part in range(4):
         write_trajectories(trajectories[part::4], archive / f"{part}.jsonl.gz")
     lines(archive / "z.jsonl", "{]", native("last", "look"))
-    command = [sys.executable, str(Path(__file__).with_name("score_child.py")), archive, small_run.guard]
+    command = [sys.executable, str(Path(__file__).with_name("score_child.py")), archive, small_run.guard, out, compiled]
 
-    def start(out: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*map(str, command), str(tmp_path / out), str(compiled)], stdout=subprocess.PIPE)
-
-    child = start("whole")
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"ready\n"
     begin = time.perf_counter()
-    assert child.wait() == 0
-    span = time.perf_counter() - begin
+    score(archive, guard, tmp_path / "whole")
+    span = 2 * (time.perf_counter() - begin)  # a new process compiles
+    whole = contents(tmp_path / "whole")
     rng = random.Random(seed)
     killed = seen = 0
     while killed < kills:
-        child = start("out")
+        child = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE)
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         time.sleep(rng.uniform(0, span))
         child.kill()
         killed += child.wait() == -9
-        finished = contents(tmp_path / "out") if (tmp_path / "out" / "job.json").exists() else {}
-        whole = contents(tmp_path / "whole")
+        finished = contents(out) if (out / "parts").exists() else {}
         for name, content in finished.items():
             if name.startswith("parts/") and not name.endswith(".partial"):
                 assert content == whole[name]
                 seen += 1
         if child.returncode == 0:
-            shutil.rmtree(tmp_path / "out")
-    child = start("out")
-    child.communicate()
-    assert child.returncode == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+            shutil.rmtree(out)
+    score(archive, guard, out)
+    assert contents(out) == whole
     assert seen or kills < 10
-    found = ids(tmp_path / "out")
+    found = ids(out)
     assert found == sorted([*(t.id for t in trajectories), "last"])
-    counts = json.loads((tmp_path / "out" / "manifest.json").read_text())["counts"]
+    counts = json.loads((out / "manifest.json").read_text())["counts"]
     assert counts["records"] == counts["converted"] + counts["rejected"] == len(trajectories) + 2
     return killed
 
 
-def test_killed_and_started_again(small_run: SmallRun, compiled: Path, tmp_path: Path) -> None:
-    assert killed_at_random(small_run, compiled, tmp_path, 1, seed=0) == 1
+@pytest.fixture
+def like_the_child(toy_size: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxguard.scoring.blocks.STEPS_PER_BLOCK", 60)
+
+
+@pytest.mark.usefixtures("like_the_child")
+def test_killed_and_started_again(small_run: SmallRun, guard: Guard, compiled: Path, tmp_path: Path) -> None:
+    assert killed_at_random(small_run, guard, compiled, tmp_path, 1, seed=0) == 1
 
 
 @pytest.mark.slow
-def test_killed_a_hundred_times(small_run: SmallRun, compiled: Path, tmp_path: Path) -> None:
-    assert killed_at_random(small_run, compiled, tmp_path, 100, seed=1) == 100
+@pytest.mark.usefixtures("like_the_child")
+def test_killed_a_hundred_times(small_run: SmallRun, guard: Guard, compiled: Path, tmp_path: Path) -> None:
+    assert killed_at_random(small_run, guard, compiled, tmp_path, 100, seed=1) == 100

@@ -143,6 +143,7 @@ def child(code: str, folder: Path, cache: Path, **environment: str) -> subproces
     )
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_end(whole: dict, tmp_path: Path, compile_cache: Path) -> None:
     killed = child(
         """

@@ -62,6 +62,7 @@ def test_lanes_equal_single_steps(scorer: Scorer, table: np.ndarray) -> None:
     assert np.ptp(every) > 0.05
 
 
+@pytest.mark.slow
 def test_one_trajectory_of_ten_thousand_steps(scorer: Scorer, table: np.ndarray) -> None:
     long = sequence(10_000)
     items = [sequence(3), long, sequence(40)]
