@@ -29,6 +29,17 @@ class Decision(enum.IntEnum):
     BLOCK = 2
 
 
+class Route(enum.IntEnum):
+    """Where a proposed action goes (Safety Sentry, section 3.1); values are the columns of every array of logits.
+
+    A larger value is more severe, and as severe as the :class:`Decision` of the same value.
+    """
+
+    EXECUTE = 0
+    ASK = 1
+    REFUSE = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One proposed tool call, with what the agent could see before proposing it.
@@ -94,7 +105,7 @@ class Trajectory:
             only, never an input of a score. ``""`` where there is nothing.
         source: Name of the format that this was read from.
         metadata: JSON-like facts kept for reports: ``domain``, ``service``, ``risk_type``, ``model``,
-            ``memory`` (persona memory), ``final_reply``, ...
+            ``memory`` (persona memory), ``reviews`` (:mod:`jaxguard.traces.snapshots`), ``final_reply``, ...
     """
 
     id: str
