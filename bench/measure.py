@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxguard.config import MODEL_PRESETS, to_dict
+from jaxguard.config import MODEL_PRESETS
+from jaxguard.settings import to_dict
 from jaxguard.versions import versions
 
 TURN = 20

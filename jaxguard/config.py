@@ -7,54 +7,25 @@ Unknown keys, wrong types and impossible values are errors that name the key.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import math
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from jaxguard.strict_yaml import load_yaml
-from jaxguard.types import JaxguardError
+from jaxguard.settings import (
+    load_settings,
+    require,
+    require_at_least,
+    require_at_most,
+    require_positive,
+    require_seed,
+)
 
 SEED = 20260701
 # Above these a value can only be a mistake, which should not end in an allocation that fails hours later.
 LARGEST_SIZE = 65_536
 LARGEST_WINDOW = 10_000
 LARGEST_RESAMPLES = 1_000_000
-
-
-class ConfigError(JaxguardError):
-    """A configuration key is unknown or its value impossible."""
-
-
-def _require(condition: bool, key: str, value: object, expected: str) -> None:
-    if not condition:
-        raise ConfigError(f"{key}: got {value!r}, expected {expected}")
-
-
-def _require_at_least(config: object, section: str, least: int, *names: str) -> None:
-    for name in names:
-        _require((value := getattr(config, name)) >= least, f"{section}.{name}", value, f"{least} or more")
-
-
-def _require_at_most(config: object, section: str, most: int, *names: str) -> None:
-    for name in names:
-        _require((value := getattr(config, name)) <= most, f"{section}.{name}", value, f"at most {most:,}")
-
-
-def _require_positive(config: object, section: str, *names: str) -> None:
-    for name in names:
-        _require((value := getattr(config, name)) > 0, f"{section}.{name}", value, "a positive number")
-
-
-def _require_seed(seed: int, section: str) -> None:
-    _require(0 <= seed < 2**31, f"{section}.seed", seed, "0 to 2147483647")
 
 
 @dataclass(frozen=True)
@@ -79,12 +50,12 @@ class SplitConfig:
     local: int = 100
 
     def __post_init__(self) -> None:
-        _require_seed(self.seed, "data.split")
+        require_seed(self.seed, "data.split")
         for name in ("train", "validation", "calibration", "test"):
-            _require(getattr(self, name) >= 0, f"data.split.{name}", getattr(self, name), "a share of 0 or more")
+            require(getattr(self, name) >= 0, f"data.split.{name}", getattr(self, name), "a share of 0 or more")
         total = self.train + self.validation + self.calibration + self.test
-        _require_at_least(self, "data.split", 1, "local")
-        _require(abs(total - 1.0) < 1e-6, "data.split", total, "train + validation + calibration + test = 1")
+        require_at_least(self, "data.split", 1, "local")
+        require(abs(total - 1.0) < 1e-6, "data.split", total, "train + validation + calibration + test = 1")
 
 
 @dataclass(frozen=True)
@@ -95,8 +66,8 @@ class DriftConfig:
     seed: int = SEED
 
     def __post_init__(self) -> None:
-        _require_seed(self.seed, "data.drift")
-        _require_at_least(self, "data.drift", 1, "trajectories")
+        require_seed(self.seed, "data.drift")
+        require_at_least(self, "data.drift", 1, "trajectories")
 
 
 @dataclass(frozen=True)
@@ -138,7 +109,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         tokens = self.batch_tokens  # beyond, memory ends the process rather than an error
-        _require(tokens is None or 0 < tokens <= 262_144, "encoder.batch_tokens", tokens, "1 to 262144")
+        require(tokens is None or 0 < tokens <= 262_144, "encoder.batch_tokens", tokens, "1 to 262144")
 
 
 @dataclass(frozen=True)
@@ -156,9 +127,14 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         sizes = ("embed_dim", "deter", "stoch", "classes", "hidden", "adapter_dim")
-        _require_at_least(self, "model", 1, *sizes)
-        _require_at_most(self, "model", LARGEST_SIZE, *sizes)
-        _require(0.0 <= self.unimix < 1.0, "model.unimix", self.unimix, "a share in [0, 1)")
+        require_at_least(self, "model", 1, *sizes)
+        require_at_most(self, "model", LARGEST_SIZE, *sizes)
+        require(0.0 <= self.unimix < 1.0, "model.unimix", self.unimix, "a share in [0, 1)")
+
+    @staticmethod
+    def presets() -> Mapping[str, ModelConfig]:
+        """Sizes by the name that may stand for them."""
+        return MODEL_PRESETS
 
 
 MODEL_PRESETS: Mapping[str, ModelConfig] = {
@@ -187,11 +163,9 @@ whatever came before it. ``paper`` takes back what was added to the paper's trai
 
 
 def _require_regularisation(config: Any, section: str) -> None:
-    _require(
-        config.schedule in ("constant", "cosine"), f"{section}.schedule", config.schedule, "'constant' or 'cosine'"
-    )
-    _require(0 <= config.input_dropout < 1, f"{section}.input_dropout", config.input_dropout, "a share in [0, 1)")
-    _require_at_least(config, section, 0, "weight_decay")
+    require(config.schedule in ("constant", "cosine"), f"{section}.schedule", config.schedule, "'constant' or 'cosine'")
+    require(0 <= config.input_dropout < 1, f"{section}.input_dropout", config.input_dropout, "a share in [0, 1)")
+    require_at_least(config, section, 0, "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -218,11 +192,11 @@ class Stage1Config:
 
     def __post_init__(self) -> None:
         _require_regularisation(self, "stage1")
-        _require_at_least(self, "stage1", 0, "steps")
-        _require_at_least(self, "stage1", 1, "batch_size")
-        _require_at_most(self, "stage1", LARGEST_SIZE, "batch_size")
-        _require_positive(self, "stage1", "learning_rate", "clip_norm")
-        _require_at_least(self, "stage1", 0, "pred_scale", "posterior_scale", "kl_scale", "free_nats")
+        require_at_least(self, "stage1", 0, "steps")
+        require_at_least(self, "stage1", 1, "batch_size")
+        require_at_most(self, "stage1", LARGEST_SIZE, "batch_size")
+        require_positive(self, "stage1", "learning_rate", "clip_norm")
+        require_at_least(self, "stage1", 0, "pred_scale", "posterior_scale", "kl_scale", "free_nats")
 
 
 @dataclass(frozen=True)
@@ -254,12 +228,12 @@ class Stage2Config:
 
     def __post_init__(self) -> None:
         _require_regularisation(self, "stage2")
-        _require_positive(self, "stage2", "positive_weight")
-        _require_at_least(self, "stage2", 0, "steps", "horizon", "world_model_scale")
-        _require_at_least(self, "stage2", 1, "batch_size")
-        _require_at_most(self, "stage2", LARGEST_SIZE, "batch_size")
-        _require_positive(self, "stage2", "learning_rate", "rho", "clip_norm")
-        _require(
+        require_positive(self, "stage2", "positive_weight")
+        require_at_least(self, "stage2", 0, "steps", "horizon", "world_model_scale")
+        require_at_least(self, "stage2", 1, "batch_size")
+        require_at_most(self, "stage2", LARGEST_SIZE, "batch_size")
+        require_positive(self, "stage2", "learning_rate", "rho", "clip_norm")
+        require(
             self.unlabelled_hazard in ("skip", "last_step"),
             "stage2.unlabelled_hazard",
             self.unlabelled_hazard,
@@ -285,9 +259,9 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        _require_seed(self.seed, "train")
-        _require_at_least(self, "train", 1, "max_steps", "validate_every", "checkpoint_every")
-        _require(self.select in ("best", "last"), "train.select", self.select, "'best' or 'last'")
+        require_seed(self.seed, "train")
+        require_at_least(self, "train", 1, "max_steps", "validate_every", "checkpoint_every")
+        require(self.select in ("best", "last"), "train.select", self.select, "'best' or 'last'")
 
 
 @dataclass(frozen=True)
@@ -311,11 +285,11 @@ class DecisionConfig:
 
     def __post_init__(self) -> None:
         for name in ("alpha_hold", "alpha_block"):
-            _require(0 < getattr(self, name) < 1, f"decision.{name}", getattr(self, name), "a level in (0, 1)")
-        _require(0 <= self.beta < 1, "decision.beta", self.beta, "a factor in [0, 1)")
-        _require(0 <= self.max_lost < 1, "decision.max_lost", self.max_lost, "a share in [0, 1)")
-        _require_at_least(self, "decision", 1, "window")
-        _require_at_most(self, "decision", LARGEST_WINDOW, "window")
+            require(0 < getattr(self, name) < 1, f"decision.{name}", getattr(self, name), "a level in (0, 1)")
+        require(0 <= self.beta < 1, "decision.beta", self.beta, "a factor in [0, 1)")
+        require(0 <= self.max_lost < 1, "decision.max_lost", self.max_lost, "a share in [0, 1)")
+        require_at_least(self, "decision", 1, "window")
+        require_at_most(self, "decision", LARGEST_WINDOW, "window")
 
 
 @dataclass(frozen=True)
@@ -327,10 +301,10 @@ class EvaluationConfig:
     timelines: int = 2
 
     def __post_init__(self) -> None:
-        _require_seed(self.seed, "evaluation")
-        _require_at_least(self, "evaluation", 1, "resamples")
-        _require_at_most(self, "evaluation", LARGEST_RESAMPLES, "resamples")
-        _require_at_least(self, "evaluation", 0, "timelines")
+        require_seed(self.seed, "evaluation")
+        require_at_least(self, "evaluation", 1, "resamples")
+        require_at_most(self, "evaluation", LARGEST_RESAMPLES, "resamples")
+        require_at_least(self, "evaluation", 0, "timelines")
 
 
 @dataclass(frozen=True)
@@ -351,150 +325,12 @@ class Config:
     decision: DecisionConfig = field(default_factory=DecisionConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """The config as plain JSON-like values (tuples become lists)."""
-    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
-    return value
-
-
-def from_dict(values: Mapping[str, Any], cls: type[Any] = Config, prefix: str = "") -> Any:
-    """Builds ``cls`` from nested mappings; keys that ``cls`` lacks raise :class:`ConfigError`."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{prefix.rstrip('.') or 'config'}: got {values!r}, expected a mapping of keys")
-    hints = typing.get_type_hints(cls)
-    known = {f.name for f in dataclasses.fields(cls)}
-    arguments: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {prefix}{close[0]}? " if close else ""
-            raise ConfigError(f"{prefix}{key}: unknown key; {hint}known here: {', '.join(sorted(known))}")
-        arguments[key] = _convert(value, hints[key], f"{prefix}{key}")
-    return cls(**arguments)
-
-
-def _convert(value: Any, hint: Any, key: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        if hint is ModelConfig and isinstance(value, str):
-            return _preset(value, key)
-        if hint is ModelConfig and isinstance(value, Mapping) and "preset" in value:
-            rest = {k: v for k, v in value.items() if k != "preset"}
-            return from_dict({**to_dict(_preset(value["preset"], f"{key}.preset")), **rest}, ModelConfig, f"{key}.")
-        return from_dict(value, typing.cast(type[Any], hint), f"{key}.")
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    if value is None:
-        if type(None) in options:
-            return None
-        raise ConfigError(f"{key}: got null, expected {_name(hint)}")
-    if isinstance(value, int) and value.bit_length() > 63:  # too long to be shown, perhaps
-        raise ConfigError(f"{key}: got an integer of {value.bit_length()} bits, expected one of 63 at most")
-    for option in options:
-        if typing.get_origin(option) is tuple:
-            items = [value] if isinstance(value, str) else value
-            if isinstance(items, list | tuple) and all(isinstance(v, str) for v in items):
-                return tuple(items)
-        elif option is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-            try:  # YAML 1.1 reads 2e-4 (no dot) as text
-                number = float(value)
-            except (ValueError, OverflowError):
-                continue
-            _require(math.isfinite(number), key, value, "a finite number")
-            return number
-        elif option in (int, str, bool) and type(value) is option:
-            return value
-    raise ConfigError(f"{key}: got {value!r} ({type(value).__name__}), expected {_name(hint)}")
-
-
-def _preset(name: object, key: str) -> ModelConfig:
-    if not isinstance(name, str) or name not in MODEL_PRESETS:
-        raise ConfigError(f"{key}: got {name!r}, expected one of {', '.join(MODEL_PRESETS)}")
-    return MODEL_PRESETS[name]
-
-
-def _recipe(name: object) -> Mapping[str, Any]:
-    if not isinstance(name, str) or name not in RECIPES:
-        raise ConfigError(f"recipe: got {name!r}, expected one of {', '.join(RECIPES)}")
-    return RECIPES[name]
-
-
-def _name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint)
+    @staticmethod
+    def recipes() -> Mapping[str, Mapping[str, Any]]:
+        """Groups of settings by name."""
+        return RECIPES
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Reads a YAML file (or nothing) and applies ``key.sub=value`` overrides in order.
-
-    Raises:
-        ConfigError: unreadable file, unknown key, wrong type or impossible value.
-    """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"config file {path}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"config file {path}: not UTF-8 text: {error}") from error
-        loaded = _yaml(text, f"config file {path}")
-        if loaded is not None and not isinstance(loaded, dict):
-            raise ConfigError(f"config file {path}: got {type(loaded).__name__}, expected a mapping of keys")
-        values = loaded or {}
-    return _overridden(values, overrides)
-
-
-def override(config: Config, overrides: Sequence[str]) -> Config:
-    """``config`` with ``key.sub=value`` settings applied in order; raises as :func:`load_config`."""
-    return _overridden(to_dict(config), overrides)
-
-
-def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> Config:
-    settings: list[tuple[str, Any]] = [("recipe", values.pop("recipe"))] if "recipe" in values else []
-    for setting in overrides:
-        key, separator, raw = setting.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"override {setting!r:.80}: expected key=value, e.g. stage1.steps=500")
-        settings.append((key, _yaml(raw, f"override {setting!r:.80}")))
-    for key, value in settings:
-        for name, part in _recipe(value).items() if key == "recipe" else ((key, value),):
-            _assign(values, name.split("."), part, name)
-    return typing.cast(Config, from_dict(values))
-
-
-def _yaml(text: str, what: str) -> Any:
-    """The value that ``text`` holds; an error is one line."""
-    try:
-        return load_yaml(text)
-    except RecursionError:
-        raise ConfigError(f"{what}: not valid YAML: nested too deeply") from None
-    # Besides its own errors, PyYAML lets through what Python raises for 2020-13-45, "!!int x" or "!!timestamp x".
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ConfigError(f"{what}: not valid YAML: {' '.join(str(error).split())}") from error
-
-
-def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:
-    for part in path[:-1]:
-        child = values.get(part)
-        if part == "model" and isinstance(child, str):
-            child = {"preset": child}
-        if child is None:
-            child = {}
-        if not isinstance(child, dict):
-            raise ConfigError(f"override {key}: {part} holds {child!r}, expected a group of keys")
-        values[part] = child
-        values = child
-    values[path[-1]] = value
-
-
-def dump_config(config: Config, path: str | Path) -> None:
-    """Writes every key, defaults included, as YAML that :func:`load_config` reads back equal; whole or not at all."""
-    partial = Path(f"{path}.partial")
-    partial.write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
-    partial.replace(path)
+    """An experiment from a YAML file (or the defaults) and overrides; see :func:`~jaxguard.settings.load_settings`."""
+    return load_settings(path, overrides, Config)

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from jaxguard.config import Config, from_dict, to_dict
+from jaxguard.config import Config
 from jaxguard.decision.calibration import Calibration
 from jaxguard.decision.evidence import EvidenceState, advance
 from jaxguard.decision.policy import Mode, decide_step
@@ -28,6 +28,7 @@ from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import action_text, trajectory_texts, well_formed
+from jaxguard.settings import from_dict, to_dict
 from jaxguard.traces.readers.calls import parse_arguments
 from jaxguard.types import Decision, JaxguardError, Step, Trajectory, Verdict
 from jaxguard.versions import versions
@@ -236,7 +237,7 @@ class Guard:
         folder = Path(path)
         description = _description(folder)
         try:
-            config: Config = from_dict(description["config"])
+            config = from_dict(description["config"], Config)
             expected = EncoderFingerprint.from_dict(description["encoder"])
             encoder = load_encoder(config.encoder) if encoder is None else encoder
         except JaxguardError as error:

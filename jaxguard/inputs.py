@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxguard.config import Config, ConfigError, dump_config, load_config
+from jaxguard.config import Config, load_config
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.store import FeatureStore
+from jaxguard.settings import ConfigError, dump_settings
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.splits import load_splits, make_splits, save_splits, transfer_splits
 from jaxguard.training.episodes import Episodes, make_episodes
@@ -149,7 +150,7 @@ def establish(run: Run) -> None:
                 file, run.splits, seed=split.seed, group_by=_group_by(run.config), join_actions=split.join_actions
             )
     if not (run.folder / CONFIG_FILE).exists():
-        dump_config(run.config, run.folder / CONFIG_FILE)
+        dump_settings(run.config, run.folder / CONFIG_FILE)
 
 
 def open_run(folder: Path, config: Config | None = None) -> Run:

@@ -17,7 +17,7 @@ import numpy as np
 
 import jaxguard
 from jaxguard.baselines import logistic, rules
-from jaxguard.config import Config, ConfigError, DecisionConfig, override
+from jaxguard.config import Config, DecisionConfig
 from jaxguard.decision.calibration import Calibration, calibrate
 from jaxguard.decision.conformal import Threshold, conformal_threshold
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
@@ -43,6 +43,7 @@ from jaxguard.inputs import (
     require_replaceable,
     require_trained_on,
 )
+from jaxguard.settings import ConfigError, override
 from jaxguard.training.episodes import Episodes
 from jaxguard.training.loop import require_supervision, train_stage
 from jaxguard.training.pooled import fit_pooled

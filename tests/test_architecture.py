@@ -15,6 +15,7 @@ PACKAGE = ROOT / "jaxguard"
 # Each layer may import from itself and from those before it; members of one layer are strangers to each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "strict_yaml", "versions", "ranking"),
+    ("settings",),
     ("config",),
     ("traces",),
     ("features",),

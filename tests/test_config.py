@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxguard.config import (
-    MODEL_PRESETS,
-    RECIPES,
-    SEED,
-    Config,
-    ConfigError,
-    ModelConfig,
-    dump_config,
-    from_dict,
-    load_config,
-    to_dict,
-)
+from jaxguard.config import MODEL_PRESETS, RECIPES, SEED, Config, ModelConfig, load_config
+from jaxguard.settings import ConfigError, dump_settings, from_dict, to_dict
 
 
 def write(folder: Path, text: str) -> Path:
@@ -56,9 +46,9 @@ def test_dump_and_load_give_the_same(tmp_path: Path) -> None:
         None,
         ["model=paper", "stage2.rho=1.5", "data.trajectories=[a, b]", "encoder.layer=3", "name=ÄÖ", "data.store=x"],
     )
-    dump_config(config, tmp_path / "c.yaml")
+    dump_settings(config, tmp_path / "c.yaml")
     assert load_config(tmp_path / "c.yaml") == config
-    assert from_dict(to_dict(config)) == config
+    assert from_dict(to_dict(config), Config) == config
     assert to_dict(config)["data"]["trajectories"] == ["a", "b"]
 
 

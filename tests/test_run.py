@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from small_run import SmallRun, done, lines, native, refused
 
-from jaxguard.config import ConfigError, load_config
+from jaxguard.config import load_config
 from jaxguard.decision.conformal import needed
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
@@ -25,6 +25,7 @@ from jaxguard.run import (
     open_run,
     train,
 )
+from jaxguard.settings import ConfigError
 from jaxguard.traces.jsonl import read_trajectories, write_trajectories
 from jaxguard.types import Trajectory
 

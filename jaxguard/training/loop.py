@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxguard.config import Config, to_dict
+from jaxguard.config import Config
 from jaxguard.ranking import auroc
+from jaxguard.settings import to_dict
 from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import Episodes, TrainingError, epoch_batches, make_batch
 from jaxguard.training.state import TrainState, make_step, make_validation
