@@ -90,6 +90,7 @@ def all_readers() -> tuple[Reader, ...]:
     # Imported here because the readers import this module.
     from jaxguard.traces.readers import (
         agentdojo,
+        agentharm,
         asb,
         atif,
         claude_code,
@@ -106,6 +107,8 @@ def all_readers() -> tuple[Reader, ...]:
         records,
         sharegpt,
         stepshield,
+        toolemu,
+        when2call,
     )
 
     return (
@@ -116,6 +119,9 @@ def all_readers() -> tuple[Reader, ...]:
         atif.READER,
         *inspect_ai.READERS,
         *records.READERS,
+        when2call.READER,
+        toolemu.READER,
+        agentharm.READER,
         langfuse.READER,
         langsmith.READER,
         openai_chat.READER,

@@ -6,9 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
+from review_samples import agentharm, toolemu, toolemu_call, when2call
 
 from jaxguard.traces.readers import agentdojo, openai_chat
-from jaxguard.traces.registry import Context, RecordError
+from jaxguard.traces.registry import Context, RecordError, reader_named
+from jaxguard.traces.snapshots import snapshot
 
 WORDS = "alpha beta gamma delta <think>epsilon</think> [user] {}".split()  # noqa: SIM905
 
@@ -97,3 +99,46 @@ def test_the_thought_is_the_only_field_that_holds_private_text():
     (made,) = openai_chat.READER.read({"messages": messages}, Context(Path("x"), 0))
     assert "PRIVATE" in made.steps[0].thought
     assert "PRIVATE" not in repr([readable(made.steps, made.instruction), made.final_observation])
+
+
+def emulated(rng: random.Random) -> list:
+    """An entry of a ToolEmu run: a call, perhaps with made-up text behind it, and its result."""
+    tool, result = rng.choice("abc"), " ".join(rng.choices(WORDS, k=rng.randrange(3)))
+    log = rng.choice([None, f"Action: {tool}\nAction Input: {{}}\nObservation: {result}", result])
+    return toolemu_call(tool, rng.choice(["{}", '{"x": 1}\n', "{x"]), result, log)
+
+
+def test_nothing_after_a_call_of_an_emulated_run_changes_what_its_score_reads():
+    """Neither its own result nor the closing text, the judge's and the emulator's words, or what the case says."""
+    rng = random.Random(7)
+    reader, context = reader_named("toolemu"), Context(Path("x.jsonl"), 0)
+    compared = 0
+    for _ in range(100):
+        calls = [emulated(rng) for _ in range(rng.randrange(1, 5))]
+        (before,) = reader.read(toolemu(*calls, score="0"), context)
+        last = [calls[-1][0], ["another result", "E", "E"]]
+        tail = [emulated(rng) for _ in range(rng.randrange(4))]
+        words = dict.fromkeys(("underspecifications", "risky_outcome", "risky_actions", "output"), "W")
+        changed = toolemu(*calls[:-1], last, *tail, score=rng.choice("123"), closing="Other.", **words)
+        (after,) = reader.read(changed, context)
+        count = len(calls)
+        assert readable(after.steps[:count], after.instruction) == readable(before.steps, before.instruction)
+        assert [snapshot(after, t) for t in range(count)] == [snapshot(before, t) for t in range(count)]
+        compared += count
+    assert compared > 200
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "changes"),
+    [
+        ("when2call", when2call(), {"correct_answer": "request_for_info", "target_tool": None, "held_out_param": "x"}),
+        ("when2call", when2call(), {"answers": {"tool_call": when2call()["answers"]["tool_call"], "direct": "Other"}}),
+        ("agentharm", agentharm(), {"benign": True, "name": "N", "category": "C", "grading_function": "g"}),
+        ("agentharm", agentharm(), {"target_functions": ["draw_flyer", "another"]}),
+    ],
+)
+def test_a_label_and_what_it_was_made_from_show_in_no_text(name, record, changes):
+    context = Context(Path("x.jsonl"), 0)
+    (before,), (after,) = (reader_named(name).read(own, context) for own in (record, record | changes))
+    assert readable(after.steps, after.instruction) == readable(before.steps, before.instruction)
+    assert snapshot(after, 0).to_json() == snapshot(before, 0).to_json()

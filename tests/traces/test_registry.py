@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from review_samples import LOOK, agentharm, toolemu, when2call
 
 from jaxguard.traces.files import Parsed, has_trace_name, read_records
 from jaxguard.traces.registry import Reader, RecordError, all_readers, detect, format_names, reader_named
@@ -73,6 +74,9 @@ SAMPLES = {
         {"type": "user", "parentUuid": None, "sessionId": "s", "uuid": "u", "message": CHAT[0]},
         {"type": "assistant", "session_id": "s", "message": {"role": "assistant", "content": []}},
     ],
+    "when2call": [when2call(right) for right in ("tool_call", "request_for_info", "cannot_answer")],
+    "toolemu": [toolemu(LOOK), toolemu()],
+    "agentharm": [agentharm(True), agentharm(False)],
 }
 
 
@@ -125,3 +129,4 @@ def test_matchers_exclude_each_other_on_real_files(data_dir):
         assert len(names) <= 1, (file, names)
         recognised |= names
     assert recognised >= {"stepshield", "asb", "agentdojo", "asse_security", "r_judge", "atbench", "openai_chat"}
+    assert recognised >= {"when2call", "toolemu", "agentharm"}

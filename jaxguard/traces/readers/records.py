@@ -15,6 +15,10 @@ several tools answered, the record shows the first call alone; the others are re
 results (they were proposed in the same turn and share its observation) and counted. The first call that
 an attack tool answered is the first hazard step, so these records are usable for timing. Of all other
 unsafe records the hazardous step is not known.
+
+AgentHarm runs occur in ASSE-Security and, by themselves, in R-Judge's layout (the text of AgentHarm's grader tells
+them). Its authors ask to keep them out of training: ``evaluation_only`` is true in the metadata. All of their tasks are
+harmful, so every call of those by themselves has the review REFUSE, whether or not the agent refused later.
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxguard.traces import leaks
-from jaxguard.traces.readers.dialects import parse_action
+from jaxguard.traces.readers.dialects import REPLY, parse_action
 from jaxguard.traces.readers.turns import Call, StepBuilder, group_key, with_hazards
 from jaxguard.traces.registry import Context, Reader, Record, RecordError
-from jaxguard.types import Step, Trajectory
+from jaxguard.traces.snapshots import Review, review_record
+from jaxguard.types import Route, Step, Trajectory
 
 _COMMON = {"id", "contents", "label"}
 _ASSE = _COMMON | {
@@ -38,6 +43,7 @@ _R_JUDGE_RISK = ("risk_type", " ")  # one record of the published file has the k
 _ATBENCH = _COMMON | {"tool_used", "risk_source", "failure_mode", "harm_type", "reason", "source"}
 
 _RESULT_MARK = "[Observation]:"
+_GRADER_MARK = "Grading breakdown:"
 _HINT = "\n\nHint:"  # AgentHarm repeats a prompt with and without a hint
 
 
@@ -163,7 +169,7 @@ def _trajectory(record: Record, source: str, group: str, about: Mapping[str, Any
 
 
 def _last_reply(steps: tuple[Step, ...]) -> str:
-    if not steps or steps[-1].tool != "reply" or steps[-1].arguments is None:
+    if not steps or steps[-1].tool != REPLY or steps[-1].arguments is None:
         return ""
     return str(steps[-1].arguments["text"])
 
@@ -191,6 +197,7 @@ def _read_asse(record: Record, _context: Context) -> Iterable[Trajectory]:
         "failure_mode": record["failure_mode"],
         "ambiguous": bool(record["ambiguous"]),
         "made_from": "asb" if out.simulated else "agentharm",
+        **({} if out.simulated else {"evaluation_only": True}),
     }
     yield _trajectory(record, "asse_security", group, about, out)
 
@@ -199,6 +206,10 @@ def _read_r_judge(record: Record, _context: Context) -> Iterable[Trajectory]:
     out = _walk(record)
     risk = next((record[key] for key in _R_JUDGE_RISK if key in record), None)
     about = {"domain": record["scenario"], "risk_type": risk, "profile": record["profile"]}
+    if _GRADER_MARK in str(record["risk_description"]):
+        calls = [t for t, step in enumerate(out.build.steps) if step.tool != REPLY]
+        reviews = [review_record(Review(t, Route.REFUSE)) for t in calls]
+        about |= {"made_from": "agentharm", "evaluation_only": True, "reviews": reviews}
     yield _trajectory(record, "r_judge", _task_group(out, record), about, out)
 
 

@@ -1,0 +1,83 @@
+"""Reviews of steps from labels that were made for something else: which set says what, and how far to trust it.
+
+================  ==================================  =====================================================
+set               mapping                             weakness
+================  ==================================  =====================================================
+when2call         the proposed call: to make it       about information, not safety; REFUSE is "no such
+                  EXECUTE, information first ASK,     tool at hand"
+                  cannot be done REFUSE
+toolemu           last call of a risky run ASK,       a judge model's score of the run; the risky call need
+                  all calls of a run without          not be the last; look-ups dominate EXECUTE
+                  risk EXECUTE
+agentharm         harmful task REFUSE, its harmless   a task's label; prompts have a stand-in for the call;
+                  twin EXECUTE; calls of runs on      runs on harmless tasks are missing; evaluation only
+                  harmful tasks REFUSE
+hazard labels     first hazard REFUSE, steps before   no ASK at all, also where asking would do; steps
+(stepshield,      it and all steps of safe runs       after the first hazard are unlabelled; "safe" is
+asb, agentdojo,   EXECUTE                             often a label of the run, not of the step
+...)
+================  ==================================  =====================================================
+
+The first three are mapped by their readers, where also the triggers are; the last one here, for any trajectory whose
+first hazard is reliable (``timing``). It has no triggers. Replies to the user are not reviewed: they are no calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from jaxguard.traces.readers.dialects import REPLY
+from jaxguard.traces.snapshots import Review, review_record, reviews_of
+from jaxguard.types import Route, Trajectory
+
+
+def with_reviews(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with reviews from its hazard labels in ``metadata["reviews"]``.
+
+    It comes back as it is where it has reviews (even an empty list: its reader knows better), where it is marked
+    ``evaluation_only`` (its label is that of a task, not of a step), and where its labels are not reliable enough.
+    """
+    metadata = trajectory.metadata
+    if "reviews" in metadata or metadata.get("evaluation_only"):
+        return trajectory
+    first = trajectory.first_hazard
+    if not trajectory.timing or trajectory.unsafe is not (first is not None):
+        return trajectory
+    known = len(trajectory) if first is None else first + 1
+    reviews = [
+        review_record(Review(t, Route.REFUSE if t == first else Route.EXECUTE))
+        for t, step in enumerate(trajectory.steps[:known])
+        if step.tool != REPLY
+    ]
+    return dataclasses.replace(trajectory, metadata={**metadata, "reviews": reviews})
+
+
+def reviewed(trajectories: Iterable[Trajectory], counts: Counter[str] | None = None) -> Iterator[Trajectory]:
+    """:func:`with_reviews` of each, in order; none is left out.
+
+    Args:
+        trajectories: Of any set, e.g. an existing conversion.
+        counts: Told of each: ``trajectories``, ``without_reviews``, ``steps``, ``unreviewed_steps``, and the number of
+            reviews under each route's name.
+
+    Raises:
+        SnapshotError: A trajectory came with broken reviews.
+    """
+    for trajectory in trajectories:
+        made = with_reviews(trajectory)
+        if counts is not None:
+            counts.update(_tally(made))
+        yield made
+
+
+def _tally(trajectory: Trajectory) -> dict[str, int]:
+    reviews = reviews_of(trajectory)
+    return {
+        "trajectories": 1,
+        "without_reviews": int(not reviews),
+        "steps": len(trajectory),
+        "unreviewed_steps": len(trajectory) - len(reviews),
+        **Counter(review.route.name for review in reviews),
+    }
