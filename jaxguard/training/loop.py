@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from tqdm import tqdm
 
-from jaxguard.config import Config
+from jaxguard.config import Config, TrainConfig
 from jaxguard.ranking import auroc
 from jaxguard.settings import to_dict
 from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import Episodes, TrainingError, epoch_batches, make_batch
 from jaxguard.training.state import TrainState, make_step, make_validation
+from jaxguard.world_model.losses import Batch
 from jaxguard.world_model.params import Params, weights_hash
 
 
@@ -42,7 +44,7 @@ class StageResult:
 
 
 def batch_stream(
-    episodes: Episodes, batch_size: int, seed: int, start: Position, balance: bool = False
+    episodes: Data, batch_size: int, seed: int, start: Position, balance: bool = False
 ) -> Iterator[tuple[Position, Any]]:
     """Endless ``(position of the batch after, indices)`` from ``start`` on."""
     sources = episodes.source if balance else ()
@@ -55,23 +57,76 @@ def batch_stream(
         position = Position(position.epoch + 1, 0)
 
 
-def validate(config: Config, stage: int, function: Any, params: Params, episodes: Episodes) -> dict[str, float]:
-    """Mean loss over all valid entries of ``episodes``; in stage 2 also the step-level hazard AUROC."""
+class Data(Protocol):
+    """What the loop asks of training data; the stage's own functions know the rest."""
+
+    @property
+    def ids(self) -> tuple[str, ...]: ...
+    @property
+    def source(self) -> tuple[str, ...]: ...
+    @property
+    def lengths(self) -> np.ndarray: ...
+    @property
+    def digest(self) -> str: ...
+
+
+D = TypeVar("D", bound=Data)
+
+
+@dataclass(frozen=True)
+class Stage(Generic[D]):
+    """What one kind of training has of its own.
+
+    Attributes:
+        name: For messages and the bar, e.g. ``"stage 1"``.
+        steps, batch_size: Optimiser steps, and trajectories in each.
+        identity: What a checkpoint must agree with to be resumed, beside the data and where training starts.
+        transform: The optimiser.
+        step: ``(state, batch) -> (state, metrics)``; metrics hold ``loss`` and ``grad_norm``.
+        batch: ``(data, indices) -> batch``.
+        validate: ``(params, data) -> means``; the parameters of the lowest ``loss`` are kept.
+    """
+
+    name: str
+    steps: int
+    batch_size: int
+    identity: Mapping[str, Any]
+    transform: optax.GradientTransformation
+    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+    batch: Callable[[D, np.ndarray], Any]
+    validate: Callable[[Params, D], dict[str, float]]
+
+
+def stage_of(config: Config, stage: int) -> Stage[Episodes]:
+    """Stage 1 (world model) or 2 (risk) of an experiment."""
     settings = config.stage1 if stage == 1 else config.stage2
-    total = weight = 0.0
-    scores, labels = [], []
-    for indices in epoch_batches(episodes.lengths, settings.batch_size, 0, 0):
-        batch = make_batch(episodes, indices, settings.batch_size, config.stage2)
-        loss, mass, logits = function(params, batch)
-        total, weight = total + float(loss), weight + float(mass)
+    relevant = to_dict(config)
+    del relevant["stage2"]["pooled"]  # fitted after the stage
+    transform, step = make_step(config, stage)
+    function = make_validation(config, stage)
+
+    def batch(episodes: Episodes, indices: np.ndarray) -> Batch:
+        return make_batch(episodes, indices, settings.batch_size, config.stage2)
+
+    def validate(params: Params, episodes: Episodes) -> dict[str, float]:
+        """Mean loss over all valid entries; in stage 2 also the step-level hazard AUROC."""
+        total = weight = 0.0
+        scores, labels = [], []
+        for indices in epoch_batches(episodes.lengths, settings.batch_size, 0, 0):
+            own = batch(episodes, indices)
+            loss, mass, logits = function(params, own)
+            total, weight = total + float(loss), weight + float(mass)
+            if stage == 2:
+                keep = np.asarray(own.supervised) > 0
+                scores.append(np.asarray(logits)[keep])
+                labels.append(np.asarray(own.hazard)[keep])
+        result = {"loss": total / weight if weight else math.nan}
         if stage == 2:
-            keep = np.asarray(batch.supervised) > 0
-            scores.append(np.asarray(logits)[keep])
-            labels.append(np.asarray(batch.hazard)[keep])
-    result = {"loss": total / weight if weight else math.nan}
-    if stage == 2:
-        result["hazard_auroc"] = auroc(np.concatenate(scores), np.concatenate(labels))
-    return result
+            result["hazard_auroc"] = auroc(np.concatenate(scores), np.concatenate(labels))
+        return result
+
+    identity = {"stage": stage, "config": {k: relevant[k] for k in ("model", f"stage{stage}", "train")}}
+    return Stage(f"stage {stage}", settings.steps, settings.batch_size, identity, transform, step, batch, validate)
 
 
 class Curves:
@@ -146,14 +201,36 @@ def train_stage(
     stop_after: int | None = None,
     progress: bool = True,
 ) -> StageResult:
+    """Trains stage 1 or 2 of an experiment; see :func:`run_stage`.
+
+    Raises:
+        TrainingError: as there; or no trajectory of stage 2 has a hazard to learn from.
+    """
+    if stage == 2:
+        require_supervision(train)
+    own = stage_of(config, stage)
+    return run_stage(own, config.train, params, train, validation, folder, stop_after=stop_after, progress=progress)
+
+
+def run_stage(
+    stage: Stage[D],
+    settings: TrainConfig,
+    params: Params,
+    train: D,
+    validation: D | None,
+    folder: Path,
+    *,
+    stop_after: int | None = None,
+    progress: bool = True,
+) -> StageResult:
     """Trains one stage from ``params``, or goes on from the newest checkpoint in ``folder``.
 
     Args:
-        config: The experiment; ``config.stage1`` or ``config.stage2`` sets the length and rates.
-        stage: 1 (world model) or 2 (risk).
+        stage: What is trained.
+        settings: What all stages share.
         params: Where the stage starts; must be the same on every resume (it is part of the identity).
-        train: Training episodes.
-        validation: Episodes that choose the parameters handed on; ``None`` hands on the last ones.
+        train: Training data.
+        validation: Data that choose the parameters handed on; ``None`` hands on the last ones.
         folder: Holds ``checkpoints/`` and ``curves.csv``.
         stop_after: Ends early after this many steps of this call, with a checkpoint.
         progress: Shows a bar on stderr.
@@ -161,23 +238,15 @@ def train_stage(
     Raises:
         TrainingError: a loss is not finite (the batch is named), or a checkpoint does not fit.
     """
-    settings = config.stage1 if stage == 1 else config.stage2
     folder.mkdir(parents=True, exist_ok=True)
-    if stage == 2:
-        require_supervision(train)
-    relevant = to_dict(config)
-    del relevant["stage2"]["pooled"]  # fitted after the stage
     identity = {
-        "stage": stage,
-        "config": {k: relevant[k] for k in ("model", f"stage{stage}", "train")},
+        **stage.identity,
         "training data": train.digest,
         "validation data": None if validation is None else validation.digest,
         "starting weights": weights_hash(params),
     }
-    transform, step_function = make_step(config, stage)
-    validation_function = make_validation(config, stage)
     own = jax.tree.map(jnp.array, params)
-    state = TrainState(own, transform.init(own), jnp.zeros((), jnp.int32))
+    state = TrainState(own, stage.transform.init(own), jnp.zeros((), jnp.int32))
     best = jax.tree.map(jnp.array, params)  # a copy: the state's buffers are donated
     best_loss, position = math.inf, Position()
     checkpoints = Checkpoints(folder / "checkpoints", identity)
@@ -186,7 +255,7 @@ def train_stage(
         position = Position(**meta["position"])
         best_loss = math.inf if meta["best_loss"] is None else meta["best_loss"]
     first = int(state.step)
-    curves = Curves(folder / "curves.csv", first, config.train.tensorboard)
+    curves = Curves(folder / "curves.csv", first, settings.tensorboard)
 
     def save(done: int) -> None:
         curves.write()
@@ -194,36 +263,34 @@ def train_stage(
             finite = best_loss if math.isfinite(best_loss) else None
             checkpoints.save(state, best, {"position": vars(position), "best_loss": finite})
 
-    last_wins = config.train.select == "last"
-    end = settings.steps if stop_after is None else min(settings.steps, first + stop_after)
-    bar = tqdm(
-        total=settings.steps, initial=first, desc=f"stage {stage}", unit="step", disable=not progress, mininterval=0.5
-    )
-    stream = batch_stream(train, settings.batch_size, config.train.seed, position, config.train.balance)
+    last_wins = settings.select == "last"
+    end = stage.steps if stop_after is None else min(stage.steps, first + stop_after)
+    bar = tqdm(total=stage.steps, initial=first, desc=stage.name, unit="step", disable=not progress, mininterval=0.5)
+    stream = batch_stream(train, stage.batch_size, settings.seed, position, settings.balance)
     done = first
     with bar, contextlib.closing(checkpoints):
         for done in range(first + 1, end + 1):
             after, indices = next(stream)
-            state, metrics = step_function(state, make_batch(train, indices, settings.batch_size, config.stage2))
+            state, metrics = stage.step(state, stage.batch(train, indices))
             values = {name: float(value) for name, value in metrics.items()}
             if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
                 names = ", ".join(train.ids[i] for i in indices)
                 raise TrainingError(
-                    f"stage {stage}, step {done}: loss is {values['loss']}, gradient norm {values['grad_norm']}, "
+                    f"{stage.name}, step {done}: loss is {values['loss']}, gradient norm {values['grad_norm']}, "
                     f"expected finite numbers. Batch {position.batch} of epoch {position.epoch}: {names}"
                 )
             position = after
-            if done % 10 == 0 or done == settings.steps:  # not at `end`: a stop must not show in the curves
+            if done % 10 == 0 or done == stage.steps:  # not at `end`: a stop must not show in the curves
                 curves.add(done, position.epoch, "train", values)
                 bar.set_postfix(loss=f"{values['loss']:.4f}", refresh=False)
-            if validation is not None and (done % config.train.validate_every == 0 or done == settings.steps):
-                result = validate(config, stage, validation_function, state.params, validation)
+            if validation is not None and (done % settings.validate_every == 0 or done == stage.steps):
+                result = stage.validate(state.params, validation)
                 curves.add(done, position.epoch, "validation", result)
                 if last_wins or result["loss"] < best_loss:
                     best_loss, best = result["loss"], jax.tree.map(jnp.array, state.params)
-            if done % config.train.checkpoint_every == 0 or done == end:
+            if done % settings.checkpoint_every == 0 or done == end:
                 save(done)
             bar.update()
-    if not math.isfinite(best_loss) or (last_wins and done < settings.steps):
+    if not math.isfinite(best_loss) or (last_wins and done < stage.steps):
         return StageResult(state.params, done, math.nan)
     return StageResult(best, done, best_loss)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from jaxguard.types import JaxguardError
 from jaxguard.world_model.rssm import RSSM
 
 Params = dict[str, Any]
+M = TypeVar("M", bound=nnx.Module)
 
 # Module names by the part they play in training (design: "The house", "World model").
 HEADS = ("adapter", "hazard_head", "prefix_head")
@@ -32,22 +33,27 @@ class ParamsError(JaxguardError):
     """Parameters do not fit the model: a missing or unknown name, or another shape."""
 
 
-def init_params(config: ModelConfig, seed: int) -> Params:
-    """Fresh parameters for ``seed``, drawn on the host's CPU: the same for every kind of device."""
+def init_params(config: ModelConfig, seed: int, kind: Callable[..., nnx.Module] = RSSM) -> Params:
+    """Fresh parameters of a module for ``seed``, drawn on the host's CPU: the same for every kind of device."""
     with jax.default_device(jax.devices("cpu")[0]):
         # The "rbg" generator compiles ten times faster than the default one.
-        return _initialiser(config)(jax.random.key(seed, impl="rbg"))
+        return _initialiser(config, kind)(jax.random.key(seed, impl="rbg"))
 
 
 @functools.lru_cache(maxsize=16)
-def _initialiser(config: ModelConfig) -> Callable[[jax.Array], Params]:
+def _initialiser(config: ModelConfig, kind: Callable[..., nnx.Module]) -> Callable[[jax.Array], Params]:
     """Compiled once per size: that takes seconds, drawing takes none."""
-    return jax.jit(lambda key: _to_dict(nnx.state(RSSM(config, rngs=nnx.Rngs(key)), nnx.Param)))
+    return jax.jit(lambda key: _to_dict(nnx.state(kind(config, rngs=nnx.Rngs(key)), nnx.Param)))
 
 
 def build(config: ModelConfig, params: Params) -> RSSM:
-    """The module over ``params`` (numpy, device or traced arrays); call it inside the traced function."""
-    graphdef, state = _skeleton(config)
+    """The world model over ``params`` (numpy, device or traced arrays); call it inside the traced function."""
+    return build_as(RSSM, config, params)
+
+
+def build_as(kind: Callable[..., M], config: ModelConfig, params: Params) -> M:
+    """A module made from a configuration alone, over ``params``; as :func:`build`."""
+    graphdef, state = _skeleton(config, kind)
     flat = dict(nnx.to_flat_state(state))
     values = {tuple(map(str, path)): leaf for path, leaf in _leaves(params)}
     rebuilt = [(path, flat[path].replace(values[tuple(map(str, path))])) for path in flat]
@@ -55,9 +61,9 @@ def build(config: ModelConfig, params: Params) -> RSSM:
 
 
 @functools.lru_cache(maxsize=16)
-def _skeleton(config: ModelConfig) -> tuple[Any, Any]:
+def _skeleton(config: ModelConfig, kind: Callable[..., nnx.Module]) -> tuple[Any, Any]:
     """Structure and shapes without arrays."""
-    abstract = nnx.eval_shape(lambda: RSSM(config, rngs=nnx.Rngs(0)))
+    abstract = nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0)))
     return nnx.split(abstract)
 
 
@@ -86,13 +92,13 @@ def flatten(params: Params) -> dict[str, np.ndarray]:
     return {".".join(path): np.asarray(leaf) for path, leaf in sorted(_leaves(params), key=lambda item: item[0])}
 
 
-def unflatten(arrays: Mapping[str, np.ndarray], config: ModelConfig) -> Params:
-    """The inverse of :func:`flatten`, checked against the model that ``config`` describes.
+def unflatten(arrays: Mapping[str, np.ndarray], config: ModelConfig, kind: Callable[..., nnx.Module] = RSSM) -> Params:
+    """The inverse of :func:`flatten`, checked against the module that ``config`` describes.
 
     Raises:
         ParamsError: names or shapes differ, or a value is not finite.
     """
-    _, state = _skeleton(config)
+    _, state = _skeleton(config, kind)
     expected = {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
     if missing := sorted(set(expected) - set(arrays)):
         raise ParamsError(f"weights: {len(missing)} missing, first {missing[0]!r}")

@@ -141,10 +141,10 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
     heads_kernel, heads_bias = _fused_heads(model)
     scale = config.adapter_scale
     return StepWeights(
-        obs=_dense(model.obs_encoder),
-        act=_dense(model.act_encoder),
-        ins=_dense(model.ins_encoder),
-        init=_dense(model.init.block),
+        obs=dense(model.obs_encoder),
+        act=dense(model.act_encoder),
+        ins=dense(model.ins_encoder),
+        init=dense(model.init.block),
         init_out=model.init.out.kernel[...],
         init_bias=_bias(model.init.out),
         post_o=post.block.linear.kernel[...][deter:],
@@ -194,7 +194,8 @@ def _norm(norm: nnx.LayerNorm) -> Norm:
     return Norm(value(norm.scale), value(norm.bias))
 
 
-def _dense(block: Block) -> Dense:
+def dense(block: Block) -> Dense:
+    """A block as arrays."""
     return Dense(block.linear.kernel[...], _bias(block.linear), _norm(block.norm))
 
 

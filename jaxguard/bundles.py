@@ -1,0 +1,135 @@
+"""Folders that hold a trained model: written whole or not at all, and read with every part that loading needs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from jaxguard.types import JaxguardError
+
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of bundle.
+
+    Attributes:
+        name: For messages, e.g. ``"guard"``.
+        version: The one that this jaxguard writes and reads.
+        error: What is raised.
+        remedy: What makes one anew, for the message about another version.
+        objects: Entries of the description that must be objects, beside other ``entries`` that must be there.
+    """
+
+    name: str
+    version: int
+    error: type[JaxguardError]
+    remedy: str
+    objects: tuple[str, ...]
+    entries: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        """The description's file, by which a folder is known as a bundle of this kind."""
+        return f"{self.name}.json"
+
+    @property
+    def key(self) -> str:
+        """The description's entry that holds the version."""
+        return "jaxguard_bundle" if self.name == "guard" else f"jaxguard_{self.name}"
+
+    def write(
+        self, target: Path, description: Mapping[str, Any], weights: dict[str, np.ndarray], files: Mapping[str, bytes]
+    ) -> None:
+        """Writes the folder; an existing bundle there is replaced, or stays where that fails.
+
+        Raises:
+            JaxguardError: ``error`` where another thing stands there, the description is not JSON, or weights cannot
+                be written.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and not (target / self.file).exists():
+            raise self.error(f"{self.name} bundle {target}: exists and is not a bundle; name another folder")
+        try:
+            text = json.dumps({self.key: self.version, **description}, indent=2, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise self.error(f"provenance: {error}, expected JSON-like values") from None
+        with _replacing(target) as made:
+            try:
+                save_file(weights, made / WEIGHTS)
+            except SafetensorError as error:  # a full disk, say
+                raise self.error(f"{self.name} bundle {target}: weights cannot be written ({error})") from error
+            for name, content in files.items():
+                (made / name).write_bytes(content)
+            (made / self.file).write_text(text, encoding="utf-8")
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        """The description, checked for what loading needs.
+
+        Raises:
+            JaxguardError: ``error``: none there, another version, damaged.
+        """
+        where = f"{self.name} bundle {folder}"
+        try:
+            description = json.loads((folder / self.file).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            inner = folder / self.name
+            run = f"; that is a run, its bundle is {inner}" if (inner / self.file).exists() else ""
+            raise self.error(f"{where}: no {self.file} there, expected a bundle that jaxguard wrote{run}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise self.error(f"{where}: {self.file} cannot be read ({reason(error)})") from error
+        found = description.get(self.key) if isinstance(description, dict) else None
+        if type(found) is not int or found != self.version:
+            raise self.error(
+                f"{where}: version is {found!r:.40}, this jaxguard reads version {self.version}; {self.remedy}"
+            )
+        if missing := {*self.objects, *self.entries} - description.keys():
+            raise self.error(f"{where}: {self.file} lacks {', '.join(sorted(missing))}")
+        for name in self.objects:
+            if not isinstance(description[name], dict):
+                raise self.error(f"{where}: {name} in {self.file} is {description[name]!r:.80}, expected an object")
+        return dict(description)
+
+    def weights(self, folder: Path) -> dict[str, np.ndarray]:
+        """The arrays of a bundle.
+
+        Raises:
+            JaxguardError: ``error`` where they cannot be read.
+        """
+        try:
+            return load_file(folder / WEIGHTS)
+        # What safetensors raises for a dtype that NumPy lacks depends on the dtype.
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise self.error(f"{self.name} bundle {folder}: {WEIGHTS} cannot be read ({reason(error)})") from error
+
+
+def reason(error: Exception) -> str:
+    """An exception in one line; of our own and the system's the message says enough."""
+    return str(error) if isinstance(error, OSError | JaxguardError) else f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A new folder that takes the place of ``target`` when the block ends well."""
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        made, replaced = Path(scratch) / "made", Path(scratch) / "replaced"
+        made.mkdir()
+        yield made
+        try:
+            if target.exists():
+                target.rename(replaced)
+            made.rename(target)
+        except BaseException:
+            if replaced.exists() and not target.exists():  # or it would go with the scratch folder
+                replaced.rename(target)
+            raise

@@ -1,0 +1,145 @@
+"""What was said of the things that a call acts on: the texts that a router reads beside those of a guard.
+
+A call names things by the values of its arguments (a file, a ticket, an address). The *evidence* of a step is the
+sentences of the latest observation that mentions such a value, its *note* the sentences of the user's memory that do.
+A pooled vector of a whole observation or memory mixes what is said of several things; these do not.
+
+Neither looks at anything after the step's proposal (pre-action rule). Any change of what is written here raises
+:data:`GROUNDING_VERSION`, which routers carry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxguard.features.texts import well_formed
+from jaxguard.traces.snapshots import memory_of
+from jaxguard.types import Step, Trajectory
+
+GROUNDING_VERSION = 1
+
+# Shorter values ("on", "7") are found everywhere, longer ones are contents rather than names.
+SHORTEST, LONGEST = 3, 120
+
+_SENTENCE = re.compile(r"\n+|(?<=[.!?;])\s+")
+_WORD = re.compile(r"\w+")
+# A name goes on over these: "plan.q1" is not named by "plan", nor "web-api" by "api".
+_GOES_ON, _GOES_ON_BEFORE = re.compile(r"[-.@]?\w"), re.compile(r"\w[-.@]?$")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTexts:
+    """Texts of a trajectory of T steps that a router reads beside those of :mod:`jaxguard.features.texts`.
+
+    Attributes:
+        memory: The user's memory, ``""`` where there is none.
+        evidence: T texts: what the trace last said of what the call acts on; ``""`` where it said nothing.
+        notes: T texts: what the memory says of it.
+    """
+
+    memory: str
+    evidence: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def route_texts(trajectory: Trajectory) -> RouteTexts:
+    """The texts of ``trajectory``; those of step t depend on memory and on o_0..o_t, a_t.
+
+    Raises:
+        SnapshotError: The memory is not a text.
+    """
+    grounding = Grounding(memory_of(trajectory))
+    texts = []
+    for step in trajectory.steps:
+        texts.append(grounding.read(step))
+        grounding.add(step.observation)
+    return RouteTexts(grounding.memory, tuple(e for e, _ in texts), tuple(n for _, n in texts))
+
+
+class Grounding:
+    """What was seen so far, and what the user noted down, to be searched for what a call names.
+
+    Args:
+        memory: The user's memory.
+    """
+
+    def __init__(self, memory: str) -> None:
+        self._memory = _Sentences(well_formed(memory))
+        self._seen: list[_Sentences] = []
+        self._places: dict[str, list[int]] = {}  # observations by word, in order
+
+    @property
+    def memory(self) -> str:
+        """The user's memory as a text that can be encoded."""
+        return self._memory.text
+
+    def read(self, step: Step) -> tuple[str, str]:
+        """Evidence and note of a proposed step, whose observation is the latest; changes nothing."""
+        values = named(step)
+        now = _Sentences(well_formed(step.observation))
+        found: dict[int, set[int]] = {}
+        for value in values:
+            if lines := now.mentioning(value):
+                found.setdefault(len(self._seen), set()).update(lines)
+                continue
+            fewest = min((self._places.get(word, []) for word in _WORD.findall(value)), key=len, default=[])
+            for place in reversed(fewest):
+                if lines := self._seen[place].mentioning(value):
+                    found.setdefault(place, set()).update(lines)
+                    break
+        places = [(self._seen[place] if place < len(self._seen) else now, found[place]) for place in sorted(found)]
+        evidence = " ".join(seen.lines[i] for seen, own in places for i in sorted(own))
+        noted = sorted({i for value in values for i in self._memory.mentioning(value)})
+        return evidence, " ".join(self._memory.lines[i] for i in noted)
+
+    def add(self, observation: str) -> None:
+        """Takes up what a step that ran had before it."""
+        self._seen.append(_Sentences(well_formed(observation)))
+        for word in self._seen[-1].words:
+            self._places.setdefault(word, []).append(len(self._seen) - 1)
+
+
+def named(step: Step) -> tuple[str, ...]:
+    """What a call names: the values in its arguments, lower-case, each once; of unparsable arguments nothing."""
+    found: dict[str, None] = {}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Mapping):
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list | tuple):
+            for inner in value:
+                walk(inner)
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            text = well_formed(str(value)).strip().lower()
+            if SHORTEST <= len(text) <= LONGEST and _WORD.search(text):
+                found[text] = None
+
+    walk(step.arguments or {})
+    return tuple(found)
+
+
+class _Sentences:
+    """A text in sentences and lines, to be searched many times."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lines = [line for line in _SENTENCE.split(text) if line.strip()]
+        self._lower = [line.lower() for line in self.lines]
+        self.words = set(_WORD.findall(text.lower()))
+
+    def mentioning(self, value: str) -> list[int]:
+        """Lines in which a value stands as a whole, not as a part of a longer name."""
+        return [i for i, line in enumerate(self._lower) if _mentions(line, value)]
+
+
+def _mentions(line: str, value: str) -> bool:
+    at = line.find(value)
+    while at >= 0:
+        if not _GOES_ON_BEFORE.search(line[max(at - 2, 0) : at]) and not _GOES_ON.match(line[at + len(value) :]):
+            return True
+        at = line.find(value, at + 1)
+    return False
