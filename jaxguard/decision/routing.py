@@ -107,18 +107,18 @@ def check_taus(tau: ArrayLike) -> Floats:
     return taus
 
 
-def check_labels(labels: ArrayLike, n: int) -> NDArray[np.int64]:
-    """``labels`` ``[n]`` as int64.
+def check_labels(labels: ArrayLike, n: int, name: str = "labels") -> NDArray[np.int64]:
+    """``labels`` ``[n]`` as int64; ``name`` is what an error calls them.
 
     Raises:
         RoutingError: Another length, or a value that is no :class:`~jaxguard.types.Route`.
     """
     values = np.asarray(labels)
     if values.shape != (n,) or not (np.issubdtype(values.dtype, np.integer) or not n):
-        raise RoutingError(f"labels: got {values.dtype} of shape {values.shape}, expected integers of shape [{n}]")
+        raise RoutingError(f"{name}: got {values.dtype} of shape {values.shape}, expected integers of shape [{n}]")
     wrong = (values < 0) | (values >= len(Route))
     if wrong.any():
-        raise RoutingError(f"labels: got {values[wrong][0]}, expected 0 (EXECUTE), 1 (ASK) or 2 (REFUSE)")
+        raise RoutingError(f"{name}: got {values[wrong][0]}, expected 0 (EXECUTE), 1 (ASK) or 2 (REFUSE)")
     return values.astype(np.int64)
 
 

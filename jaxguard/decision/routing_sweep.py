@@ -16,12 +16,13 @@ from jaxguard.decision.routing import RoutingError, check_labels, check_taus, sh
 from jaxguard.types import Route
 
 _CLASSES = len(Route)
+_LEAST = 1_024  # rows and taus of a compilation: fewer take no less time
 
 
 def sweep(logits: ArrayLike, labels: ArrayLike, taus: ArrayLike) -> NDArray[np.int64]:
     """Confusion matrices ``[T, 3, 3]`` (tau, label, route) of N rows at T taus, in the order of ``taus``.
 
-    Rows are padded to a power of two, so that subsets of about one size share a compilation.
+    Rows and taus are padded to powers of two, so that subsets of about one size share a compilation.
 
     Args:
         logits: ``[N, 3]``; rows that are not finite are routed to ASK.
@@ -36,14 +37,20 @@ def sweep(logits: ArrayLike, labels: ArrayLike, taus: ArrayLike) -> NDArray[np.i
     at = check_taus(taus)
     if at.ndim != 1:
         raise RoutingError(f"taus: got shape {at.shape}, expected [T]")
-    size = 1 << max(len(found) - 1, 0).bit_length()
-    q = np.full(size, -np.inf)  # below every tau: never executes
+    q = np.full(_padded(len(found)), -np.inf)  # below every tau: never executes
     q[: len(found)] = np.where(found.movable, found.q, -np.inf)
-    padded = np.zeros(size, np.int64)
+    padded = np.zeros(len(q), np.int64)
     padded[: len(found)] = own
+    every = np.ones(_padded(len(at)))
+    every[: len(at)] = at
     refused = np.bincount(own[found.refused], minlength=_CLASSES)
     with jax.enable_x64(True):
-        return np.asarray(_confusions(q, padded, np.bincount(own, minlength=_CLASSES), refused, at))
+        counts = _confusions(q, padded, np.bincount(own, minlength=_CLASSES), refused, every)
+    return np.asarray(counts)[: len(at)]
+
+
+def _padded(n: int) -> int:
+    return max(_LEAST, 1 << max(n - 1, 0).bit_length())
 
 
 @jax.jit
