@@ -165,8 +165,20 @@ def _grid_rows(e: RoutingEvaluation) -> list[tuple[str, list[str]]]:
     return [(name, [_plain(values[key]) for key in GRID_METRICS]) for name, values in rows.items()]
 
 
+def _order(e: RoutingEvaluation) -> str:
+    """A warning where the names of the points mislead; empty where they do not."""
+    taus = {point.name: point.tau for point in e.points}
+    if taus.get("autonomous", 0.0) <= taus.get("conservative", 1.0):
+        return ""
+    return (
+        "One tau keeps the limits of both autonomous and conservative, and each spends its own: conservative has the "
+        "lower tau and asks less."
+    )
+
+
 def _notes(e: RoutingEvaluation) -> list[str]:
     notes = [
+        *filter(None, [_order(e)]),
         f"Under {GUARD}: {e.level:.0%} cluster-bootstrap intervals, {e.resamples:,} resamples, seed {e.seed}.",
         f"RR above and UAR below are exact one-sided bounds with confidence {1 - e.delta:g} that take rows as "
         "independent; rows of one trajectory are not.",
@@ -232,7 +244,7 @@ def _points(e: RoutingEvaluation) -> Section:
     rows = [*_point_rows(e), *((f"{name}: {visible(why)}", ["–"] * len(_POINT)) for name, why in e.impossible.items())]
     note = (
         f"{e.active} is in use. The thresholds were chosen on other rows. RR above and UAR below are exact bounds with "
-        f"confidence {1 - e.delta:g} that take rows as independent, which rows of one trajectory are not."
+        f"confidence {1 - e.delta:g} that take rows as independent, which rows of one trajectory are not. {_order(e)}"
     )
     return Section("Where can it stand?", note, {"first": "", "columns": list(_POINT.values()), "rows": rows}, figures)
 

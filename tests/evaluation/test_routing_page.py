@@ -129,3 +129,11 @@ def test_text_begins_with_the_data_and_fits(found) -> None:
 def test_impossible_points_are_told(found) -> None:
     told = replace(found, impossible={"conservative": "no tau reaches UAR <= 0.05"})
     assert "conservative: impossible, no tau reaches UAR <= 0.05" in render(told)
+
+
+def test_names_of_points_that_mislead_are_explained(found) -> None:
+    assert "asks less" not in render(found)
+    taus = {"autonomous": 0.6, "balanced": 0.4, "conservative": 0.3}
+    told = replace(found, points=tuple(replace(point("x", 0.1, 0.1), name=n, tau=t) for n, t in taus.items()))
+    told = replace(told, points=tuple(replace(p, values=found.points[0].values) for p in told.points))
+    assert "conservative has the lower tau" in " ".join(render(told).split())
