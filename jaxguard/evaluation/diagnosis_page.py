@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from markupsafe import Markup
 
 from jaxguard.evaluation.diagnose import MODULES, SOURCES, Diagnosis
 from jaxguard.evaluation.lines import MARGIN, SIZE, Line, Points, line_chart, name_lines
-from jaxguard.evaluation.pages import write_page
+from jaxguard.evaluation.pages import Section, write_page
 from jaxguard.evaluation.svg import COLORS, plot, ticks
 from jaxguard.evaluation.wording import clip, number, visible
 
@@ -25,16 +24,6 @@ _TERMS = {
     "stage 2": {"hazard": ("train", COLORS["unsafe"], ""), "prefix": ("train", COLORS["safe"], ""),
                 "hazard_auroc": ("validation", COLORS["ema"], "")},
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page: what it says, a table, charts as (heading, note, SVG)."""
-
-    heading: str
-    note: str
-    table: Mapping[str, Any] | None = None
-    figures: Sequence[tuple[str, str, Markup]] = field(default_factory=tuple)
 
 
 def write_diagnosis(path: Path, diagnosis: Diagnosis) -> Path:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.PackageLoader("jaxguard.evaluation"),
@@ -14,6 +17,16 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: what it says, a table, charts as (heading, note, SVG)."""
+
+    heading: str
+    note: str
+    table: Mapping[str, Any] | None = None
+    figures: Sequence[tuple[str, str, Markup]] = ()
 
 
 def write_page(path: Path, template: str, **values: Any) -> Path:
