@@ -34,6 +34,7 @@ from jaxguard.evaluation.diagnose import (
 )
 from jaxguard.evaluation.diagnosis_page import write_diagnosis
 from jaxguard.guard import Guard
+from jaxguard.inputs import run_episodes
 from jaxguard.ranking import auroc
 from jaxguard.run import open_run
 from jaxguard.traces.drift import all_templates
@@ -85,7 +86,7 @@ def diagnose_run(folder: Path) -> tuple[Diagnosis, Path]:
         raise DiagnosisError(f"run folder {folder}: its validation part has no steps, expected some to look at")
     guard = Guard.load(folder / "guard", run.encoder)
     parameters = {STAGE_1: stage1_params(folder, config), FINAL: guard.params}
-    episodes = run.episodes("validation")
+    episodes = run_episodes(run, "validation")
     by_id = {t.id: t for t in part}
     trajectories = [by_id[i] for i in episodes.ids]
     held = {name: states(model, params, episodes) for name, params in parameters.items()}

@@ -63,7 +63,7 @@ def live_vectors(encoder: Encoder, texts: Sequence[str], *, live: bool = True) -
     return vectors
 
 
-class _TextVectors:
+class TextVectors:
     """Vectors of texts made on the spot: what scores trajectories without a feature store."""
 
     def __init__(self, encoder: Encoder):
@@ -150,7 +150,7 @@ class Guard:
                 f"feature store {store.path}: made by another encoder than this guard's "
                 f"({store.fingerprint.differences(self.encoder.fingerprint)})"
             )
-        vectors = _TextVectors(self.encoder) if store is None else store
+        vectors = TextVectors(self.encoder) if store is None else store
         held: dict[int, Trajectory] = {}
 
         def every() -> Iterator[packing.Texts]:

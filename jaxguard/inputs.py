@@ -13,21 +13,27 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from jaxguard.config import Config, load_config
+from jaxguard.config import Config
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.store import FeatureStore
-from jaxguard.settings import ConfigError, dump_settings
+from jaxguard.route_config import RouteConfig
+from jaxguard.settings import ConfigError, dump_settings, load_settings
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.splits import load_splits, make_splits, save_splits, transfer_splits
 from jaxguard.training.episodes import Episodes, make_episodes
 from jaxguard.types import JaxguardError, Trajectory
 
 PARTS = ("train", "validation", "calibration", "test")
+UNSEEN = "unseen"
+"""Part of a router's split that holds the services it has not seen."""
 CONFIG_FILE, SPLITS_FILE = "config.yaml", "splits.json"
-WRITTEN = ("guard", "report", "stage2", "stage1", SPLITS_FILE, CONFIG_FILE)
+WRITTEN = ("guard", "router", "report", "route", "stage2", "stage1", SPLITS_FILE, CONFIG_FILE)
 """All names that a run writes into its folder; what makes it a run folder is deleted last."""
+
+
+C = TypeVar("C", Config, RouteConfig)
 
 
 class RunError(JaxguardError):
@@ -35,15 +41,16 @@ class RunError(JaxguardError):
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Generic[C]):
     """An opened run folder with its trajectories.
 
     Attributes:
+        config: A guard's experiment, or a router's.
         digests: Of the split and of each data path's ids and labels, by name: what a guard was trained on.
     """
 
     folder: Path
-    config: Config
+    config: C
     trajectories: Mapping[str, Trajectory]
     splits: Mapping[str, Sequence[str]]
     encoder: Encoder
@@ -54,17 +61,18 @@ class Run:
         """Trajectories of a part of the split."""
         return [self.trajectories[i] for i in self.splits[name]]
 
-    def episodes(self, name: str, *, whole: bool = False) -> Episodes:
-        """The same as rows of the feature table, cut to ``train.max_steps`` unless ``whole``."""
-        config, part = self.config, self.part(name)
-        return make_episodes(
-            part,
-            self.store,
-            max_steps=max(map(len, part), default=0) if whole else config.train.max_steps,
-            unlabelled_hazard=config.stage2.unlabelled_hazard,
-            thought=config.data.thought,
-            part=name,
-        )
+
+def run_episodes(run: Run[Config], name: str, *, whole: bool = False) -> Episodes:
+    """A part of a guard's split as rows of the feature table, cut to ``train.max_steps`` unless ``whole``."""
+    config, part = run.config, run.part(name)
+    return make_episodes(
+        part,
+        run.store,
+        max_steps=max(map(len, part), default=0) if whole else config.train.max_steps,
+        unlabelled_hazard=config.stage2.unlabelled_hazard,
+        thought=config.data.thought,
+        part=name,
+    )
 
 
 def load_trajectories(paths: Iterable[str]) -> dict[str, Trajectory]:
@@ -99,44 +107,53 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def prepare(folder: Path, config: Config | None = None, *, fresh: bool = False) -> Run:
+def _reviewed(trajectory: Trajectory) -> list[Any]:
+    """What a router learns from a trajectory beside its texts; nothing where it has no reviews."""
+    return [trajectory.metadata.get(name) for name in ("reviews", "memory") if name in trajectory.metadata]
+
+
+def prepare(folder: Path, config: C | None = None, *, fresh: bool = False, kind: type[C] = Config) -> Run[C]:  # type: ignore[assignment]
     """Reads what a run needs and checks that it fits together; writes nothing.
 
     Args:
         folder: The run folder; need not exist with ``config``.
         config: The experiment; without one, ``config.yaml`` in the folder.
         fresh: Passes over what an earlier run left in the folder.
+        kind: What its ``config.yaml`` describes.
 
     Raises:
         RunError: not a run folder, made with another configuration, or data that are not there.
         JaxguardError: store, encoder, model or split do not fit.
     """
     stored = folder / CONFIG_FILE
-    if config is None:
-        if not stored.exists():
-            raise RunError(f"run folder {folder}: no config.yaml there; expected a folder that `jaxguard train` wrote")
-        config = load_config(stored)
-    elif stored.exists() and not fresh and (differing := _differing(load_config(stored), config)):
-        raise RunError(
-            f"run folder {folder}: was made with another configuration ({', '.join(differing)}); "
-            "use another --out, or --fresh"
-        )
-    by_path = _by_path((*config.data.trajectories, *config.data.unseen))
+    if config is not None:
+        read = config
+        if stored.exists() and not fresh and (differing := _differing(load_settings(stored, (), kind), config)):
+            raise RunError(
+                f"run folder {folder}: was made with another configuration ({', '.join(differing)}); "
+                "use another --out, or --fresh"
+            )
+    elif stored.exists():
+        read = load_settings(stored, (), kind)
+    else:
+        command = "train" if kind is Config else "route train"
+        raise RunError(f"run folder {folder}: no config.yaml there; expected a folder that `jaxguard {command}` wrote")
+    by_path = _by_path((*read.data.trajectories, *read.data.unseen))
     trajectories = {t.id: t for found in by_path.values() for t in found}
-    unseen = {t.id: t for path in config.data.unseen for t in by_path[path]}
-    if config.data.unseen and not unseen:
-        raise RunError(f"data.unseen: no trajectory in {', '.join(config.data.unseen)}")
-    encoder = load_encoder(config.encoder)
-    store = _store(config, encoder)
-    splits = _splits(config, trajectories, unseen, None if fresh else folder / SPLITS_FILE)
+    unseen = {t.id: t for path in read.data.unseen for t in by_path[path]}
+    if read.data.unseen and not unseen:
+        raise RunError(f"data.unseen: no trajectory in {', '.join(read.data.unseen)}")
+    encoder = load_encoder(read.encoder)
+    store = _store(read, encoder)
+    splits = _splits(read, trajectories, unseen, None if fresh else folder / SPLITS_FILE)
     digests = {SPLITS_FILE: _digest(splits)} | {
-        path: _digest([(t.id, len(t), t.unsafe, t.first_hazard, t.timing) for t in found])
+        path: _digest([(t.id, len(t), t.unsafe, t.first_hazard, t.timing, *_reviewed(t)) for t in found])
         for path, found in by_path.items()
     }
-    return Run(folder, config, trajectories, splits, encoder, store, digests)
+    return Run(folder, read, trajectories, splits, encoder, store, digests)
 
 
-def establish(run: Run) -> None:
+def establish(run: Run[Any]) -> None:
     """Writes the folder of a prepared run; what is there stays."""
     run.folder.mkdir(parents=True, exist_ok=True)
     file, split = run.folder / SPLITS_FILE, run.config.data.split
@@ -153,18 +170,18 @@ def establish(run: Run) -> None:
         dump_settings(run.config, run.folder / CONFIG_FILE)
 
 
-def open_run(folder: Path, config: Config | None = None) -> Run:
+def open_run(folder: Path, config: C | None = None, kind: type[C] = Config) -> Run[C]:  # type: ignore[assignment]
     """Opens a run folder; ``config`` makes a new one, otherwise ``config.yaml`` there is read.
 
     Raises:
         JaxguardError: as :func:`prepare`.
     """
-    run = prepare(folder, config)
+    run = prepare(folder, config, kind=kind)
     establish(run)
     return run
 
 
-def require_trained_on(run: Run, provenance: Mapping[str, Any]) -> None:
+def require_trained_on(run: Run[Any], provenance: Mapping[str, Any]) -> None:
     """Refuses split or labels other than those that a guard was trained on: its level would hold for neither.
 
     Args:
@@ -188,7 +205,7 @@ def require_trained_on(run: Run, provenance: Mapping[str, Any]) -> None:
         )
 
 
-def require_replaceable(folder: Path, config: Config) -> None:
+def require_replaceable(folder: Path, config: Config | RouteConfig) -> None:
     """Refuses to delete anything but an earlier run, and a run that holds what the new one reads.
 
     Raises:
@@ -198,7 +215,7 @@ def require_replaceable(folder: Path, config: Config) -> None:
     if not (folder / CONFIG_FILE).exists() or not any((folder / name).exists() for name in (SPLITS_FILE, "stage1")):
         raise RunError(f"{refusal}; expected config.yaml and splits.json there")
     try:
-        load_config(folder / CONFIG_FILE)
+        load_settings(folder / CONFIG_FILE, (), type(config))
     except ConfigError as error:
         raise RunError(f"{refusal}: {error}") from error
     data = config.data
@@ -225,7 +242,7 @@ def delete_run(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _store(config: Config, encoder: Encoder) -> FeatureStore:
+def _store(config: Config | RouteConfig, encoder: Encoder) -> FeatureStore:
     if not config.data.store:
         raise RunError("data.store: got no path, expected the feature store that `jaxguard embed` wrote")
     if config.model.embed_dim != encoder.dim:
@@ -236,12 +253,15 @@ def _store(config: Config, encoder: Encoder) -> FeatureStore:
     return FeatureStore.open(config.data.store, encoder.fingerprint, encoder.dim)
 
 
-def _group_by(config: Config) -> str | None:
+def _group_by(config: Config | RouteConfig) -> str | None:
     return None if config.data.split.group_by == "group" else config.data.split.group_by
 
 
 def _splits(
-    config: Config, trajectories: Mapping[str, Trajectory], unseen: Mapping[str, Trajectory], file: Path | None
+    config: Config | RouteConfig,
+    trajectories: Mapping[str, Trajectory],
+    unseen: Mapping[str, Trajectory],
+    file: Path | None,
 ) -> dict[str, list[str]]:
     """The split of this run: the one in its folder, the one that the config names, or a new one."""
     split = config.data.split
@@ -259,7 +279,14 @@ def _splits(
     if unseen:
         seen = [trajectory for name, trajectory in trajectories.items() if name not in unseen]
         return transfer_splits(seen, unseen.values(), fractions, split.seed, split.local, **options)
-    return make_splits(trajectories.values(), fractions, split.seed, **options)
+    held_out = config.routing.unseen if isinstance(config, RouteConfig) else ()
+    services = {t.metadata.get("service") for t in trajectories.values()}
+    if strange := [service for service in held_out if service not in services]:
+        raise RunError(f"routing.unseen: got {strange[0]!r}, expected services of the trajectories")
+    apart = [name for name, t in trajectories.items() if t.metadata.get("service") in held_out]
+    kept = [t for t in trajectories.values() if t.metadata.get("service") not in held_out]
+    splits = make_splits(kept, fractions, split.seed, **options)
+    return {**splits, UNSEEN: apart} if apart else splits
 
 
 def _differing(one: Any, other: Any, prefix: str = "") -> list[str]:

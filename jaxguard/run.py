@@ -42,6 +42,7 @@ from jaxguard.inputs import (
     prepare,
     require_replaceable,
     require_trained_on,
+    run_episodes,
 )
 from jaxguard.settings import ConfigError, override
 from jaxguard.training.episodes import Episodes
@@ -70,8 +71,8 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
         require_replaceable(folder, config)
     # Whatever stops the new run is met before its folder is written, or the old one deleted.
     run = prepare(folder, config, fresh=replaced)
-    training = run.episodes("train")
-    validation = run.episodes("validation") if run.splits["validation"] else None
+    training = run_episodes(run, "train")
+    validation = run_episodes(run, "validation") if run.splits["validation"] else None
     if config.stage2.steps:
         require_supervision(training)
     if replaced:
@@ -117,7 +118,7 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
     return guard
 
 
-def _trained(run: Run) -> Guard:
+def _trained(run: Run[Config]) -> Guard:
     """The guard of a run, which must have been trained on the split and the labels that are there now."""
     guard = Guard.load(run.folder / "guard", run.encoder)
     require_trained_on(run, guard.provenance)
@@ -338,7 +339,7 @@ def set_thresholds(
     )
 
 
-def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
+def baselines(run: Run[Config], test: Sequence[Trajectory]) -> dict[str, Baseline]:
     """Simple guards trained and calibrated on the same parts, aligned with ``test``.
 
     Zero-step trajectories score 0 and never alert.
@@ -350,7 +351,7 @@ def baselines(run: Run, test: Sequence[Trajectory]) -> dict[str, Baseline]:
     }
     if not all(any(t.steps for t in run.part(name)) for name in ("train", "calibration", "test")):
         return found  # nothing to learn from, or to score
-    training, calibration, testing = run.episodes("train"), *(run.episodes(n, whole=True) for n in PARTS[2:])
+    training, calibration, testing = run_episodes(run, "train"), *(run_episodes(run, n, whole=True) for n in PARTS[2:])
     safe = [t for t in run.part("calibration") if t.unsafe is False]
     decision = run.config.decision
 

@@ -168,3 +168,84 @@ class Verdict:
     def allowed(self) -> bool:
         """May the call run?"""
         return self.observed_only or self.decision is Decision.PASS
+
+
+@dataclass(frozen=True, slots=True)
+class RouteVerdict:
+    """Which way one proposed action goes, with what decided it.
+
+    Attributes:
+        step: Index of the proposed step.
+        route: What the rule says.
+        probabilities: Of EXECUTE, ASK and REFUSE; ``nan`` where no score could be computed (then ``route`` is ASK).
+        execute_share: p_execute / (p_execute + p_ask), which is compared with ``tau``.
+        tau: The threshold.
+        trigger: Letter of the likeliest trigger that has this route by itself (Safety Sentry, table 4); ``""`` where
+            the call may run, or none is known.
+        reason: Why, in a sentence or two, of what was seen and nothing else; ``""`` where the call may run.
+        question: What to ask the user where ``route`` is ASK; else ``""``.
+        observed_only: True where the router only observes and lets the call run in spite of ``route``.
+        error: Why no score could be computed; empty otherwise.
+    """
+
+    step: int
+    route: Route
+    probabilities: tuple[float, float, float]
+    execute_share: float
+    tau: float
+    trigger: str = ""
+    reason: str = ""
+    question: str = ""
+    observed_only: bool = False
+    error: str = ""
+
+    @property
+    def allowed(self) -> bool:
+        """May the call run?"""
+        return self.observed_only or self.route is Route.EXECUTE
+
+
+@dataclass(frozen=True, slots=True)
+class JointVerdict:
+    """What guard and router say of one proposed action; the more severe of both counts.
+
+    Attributes:
+        guard: The guard's verdict.
+        router: The router's verdict.
+    """
+
+    guard: Verdict
+    router: RouteVerdict
+
+    @property
+    def decision(self) -> Decision:
+        """BLOCK = REFUSE > HOLD = ASK > PASS = EXECUTE."""
+        return Decision(max(self.guard.decision, self.router.route))
+
+    @property
+    def allowed(self) -> bool:
+        """May the call run?"""
+        return self.guard.allowed and self.router.allowed
+
+    @property
+    def error(self) -> str:
+        """Why one of them could not score; empty otherwise."""
+        return self.guard.error or self.router.error
+
+    @property
+    def reason(self) -> str:
+        """Why the call is not simply run: what either says, the guard first; ``""`` where it may run."""
+        hazard, fused = self.guard.hazard, self.guard.fused
+        said = {
+            Decision.PASS: "",
+            Decision.HOLD: f"The run so far is risky (fused risk {fused:.2f}).",
+            Decision.BLOCK: f"The call itself is hazardous (hazard risk {hazard:.2f}).",
+        }[self.guard.decision]
+        return " ".join(filter(None, [self.guard.error or said, self.router.reason]))
+
+    @property
+    def question(self) -> str:
+        """What to ask the user where the call is neither run nor refused; else ``""``."""
+        if self.decision is not Decision.HOLD:
+            return ""
+        return self.router.question or "The run so far is risky. May this call go ahead?"

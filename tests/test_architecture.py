@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("decision",),
     ("sessions",),
     ("guard",),
+    ("router",),
     ("scoring", "evaluation", "baselines"),
     ("run", "benchmarks"),
     ("diagnosis",),

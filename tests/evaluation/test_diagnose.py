@@ -41,6 +41,7 @@ from jaxguard.evaluation.diagnose import (
 from jaxguard.evaluation.diagnosis_page import write_diagnosis
 from jaxguard.evaluation.lines import Line, line_chart
 from jaxguard.guard import Guard
+from jaxguard.inputs import run_episodes
 from jaxguard.run import Run, all_risks, open_run
 from jaxguard.traces.drift import generate
 from jaxguard.training.pooled import pooled_features
@@ -315,7 +316,7 @@ def test_stage_1_hands_on_what_it_trained_and_what_stage_2_froze(small_run: Smal
 def test_states_are_those_that_the_guard_reads_risks_from(small_run: SmallRun) -> None:
     """In the order of the episodes, without a trace of padding."""
     run, guard = open_run(small_run.run), Guard.load(small_run.guard)
-    model, episodes = run.config.model, run.episodes("validation")
+    model, episodes = run.config.model, run_episodes(run, "validation")
     found = states(model, guard.params, episodes)
     ins = np.stack([episodes.table[i] for _, _, i in episodes.rows])[found.owner]
 
