@@ -42,7 +42,7 @@ class ScoreReport:
         decisions: Trajectories by their worst decision.
         seconds: Wall time of this run.
         run: Of this run alone: ``steps`` and ``shards`` scored, ``texts_embedded``, XLA programs ``compiled``, files
-            ``superseded``, ``kept`` and ``put_aside`` (:class:`jaxguard.scoring.job.Tidied`).
+            ``superseded`` and ``kept`` (:class:`jaxguard.scoring.job.Tidied`).
         shift_at: Trajectory at which the archive no longer looked like the calibration set, if it came to that
             (:mod:`jaxguard.decision.shift`).
         skipped_files: What of the archive was not looked into.
@@ -162,10 +162,6 @@ def score_archive(
         try:
             done = engine(sources, guard, opened, job, forced, bar)
             tidied = job.tidy(done.keys)
-            if tidied.again:  # they shared a shard with a file that was edited since
-                names = {name for name, key in done.keys.items() if key in tidied.again}
-                again = engine([own for own in sources if own.name in names], guard, opened, job, forced, bar)
-                done.update(again)
         finally:
             bar.close()
         return _finish(archive, job, guard, done, tidied, sources, skipped, round(time.perf_counter() - begin, 3))
@@ -195,7 +191,6 @@ def _finish(
         **{name: done.counts[name] for name in ("steps", "shards", "texts", "texts_embedded", "compiled")},
         "superseded": tidied.superseded,
         "kept": tidied.kept,
-        "put_aside": tidied.put_aside,
     }
     unread = dict(sorted(done.unread.items()))
     watch = watch_shift(job, guard)

@@ -5,12 +5,14 @@
     job.json                        which guard and settings the folder belongs to
     calibration.json                the guard's calibration, for readers that do not have the guard
     parts/SHARD.json                what a shard holds; written last, and only then the shard is finished
-    steps/  trajectories/  top/  rejects/    the shards' files
+    steps/  trajectories/  top/  rejects/  files/    the shards' files
     superseded/                     shards with rows of files that were edited since
     manifest.json                   the sum of all, made when a run ends
 
 SHARD is the key of the content (:func:`jaxguard.traces.sources.content_key`) and the number of a piece of a large file,
-or a digest of the keys of several small files. Nothing here is ever overwritten by other bytes.
+or a digest of the keys of several small files. Nothing here is ever overwritten by other bytes. Where some files of a
+shard were edited, a new shard takes over the rows of the others; its record names the one that it replaces, and from
+then on that one no longer counts, wherever the run is killed.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import IO, Any, NamedTuple
 import jaxguard
 from jaxguard.guard import Guard
 from jaxguard.results import CALIBRATION, KINDS, LAYOUT, MANIFEST, PARTS, ResultsError, Shard, read_shard
+from jaxguard.scoring.remains import remains
 from jaxguard.traces.files import load_json
 from jaxguard.traces.sources import RESULTS_FILE
 from jaxguard.types import JaxguardError
@@ -54,8 +57,6 @@ class Tidied(NamedTuple):
 
     superseded: int
     kept: int
-    put_aside: int
-    again: set[str]
 
 
 class JobError(ResultsError):
@@ -113,6 +114,7 @@ class Job:
         self.refresh()
 
     def refresh(self, *, check: bool = True) -> None:
+        self._end_superseding()
         """Takes up shards that other processes finished since.
 
         Args:
@@ -226,19 +228,19 @@ class Job:
         keys = set(present.values())
         # Names as of the last run, because shards know those of the run that made them.
         edited = {key for name, key in self._last_names().items() if present.get(name, key) != key} - keys
-        superseded, kept, aside, again = set(), set(), set(), set()
+        superseded, kept = set(), set()
         for shard in list(self.parts.values()):
             own = {member.key: member.file for member in shard.members}
             gone = own.keys() - keys
             changed = {key for key in gone if key in edited or own[key] in present or not self.is_done(key)}
             if changed:
-                superseded |= changed
-                aside |= gone - changed
-                again |= own.keys() - gone
-                self._supersede(shard)
-            else:
-                kept |= gone
-        return Tidied(len(superseded), len(kept - superseded), len(aside - superseded), again)
+                left = remains(self.folder, shard, changed)
+                if left is not None:
+                    self.write(*left)
+                self._supersede(shard, left and left[1])
+        return Tidied(len(superseded), len(kept - superseded))
+            superseded |= changed
+            kept |= gone - changed
 
     def _last_names(self) -> dict[str, str]:
         path = self.folder / MANIFEST
@@ -249,16 +251,31 @@ class Job:
         except (ValueError, KeyError, TypeError) as error:
             raise JobError(f"{path}: {error!r}, expected what `jaxguard score` wrote; delete it to go on") from error
 
-    def _supersede(self, shard: Shard) -> None:
-        # The record first: without it, the shard counts as unfinished.
-        for path in (self.folder / PARTS / f"{shard.name}.json", *(shard.path(self.folder, kind) for kind in KINDS)):
-            target = self.folder / SUPERSEDED / path.parent.name
-            target.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                path.replace(target / path.name)
+    def _supersede(self, shard: Shard, instead: Shard | None) -> None:
+        self._put_aside(shard.name)
         del self.parts[shard.name]
         for member in shard.members:
             del self._pieces[member.key][member.number]
+        if instead is not None:
+            self._know(instead)
+
+    def _put_aside(self, name: str) -> None:
+        # The record first: without it, the shard counts as unfinished.
+        for kind, suffix in {PARTS: ".json", **KINDS}.items():
+            path = self.folder / kind / f"{name}{suffix}"
+            target = self.folder / SUPERSEDED / kind
+            target.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                path.replace(target / path.name)
+
+    def _end_superseding(self) -> None:
+        """Goes on where a run was killed while it put shards aside."""
+        for shard in list(self.parts.values()):
+            if shard.replaces in self.parts:
+                self._supersede(self.parts[shard.replaces], shard)
+        for record in (self.folder / SUPERSEDED / PARTS).glob("*.json"):
+            if record.stem not in self.parts:
+                self._put_aside(record.stem)
 
     def counts(self) -> Counter[str]:
         """Sums over all finished shards."""
