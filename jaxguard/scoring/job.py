@@ -2,7 +2,7 @@
 
 ::
 
-    job.json                        which guard and settings the folder belongs to
+    job.json                        which guard, settings and archive the folder belongs to
     calibration.json                the guard's calibration, for readers that do not have the guard
     parts/SHARD.json                what a shard holds; written last, and only then the shard is finished
     steps/  trajectories/  top/  rejects/  files/    the shards' files
@@ -43,6 +43,7 @@ WRITING = ".writing"
 ENDING = 60
 """Seconds that a new run waits for processes of one that was killed."""
 _PARTIAL = ".partial"
+_ARCHIVE = "archive"
 _SHARD = re.compile(r"[0-9a-f]{32}-[0-9]{5,}")
 
 
@@ -50,9 +51,7 @@ class Tidied(NamedTuple):
     """What :meth:`Job.tidy` did.
 
     ``superseded``: files that were edited since; the shards with their rows are in a folder of that name. ``kept``:
-    files that are no longer in the archive; their rows stay. ``put_aside``: files that are no longer there and shared a
-    shard with an edited one, whose rows went with it. ``again``: keys of other files in superseded shards, which are to
-    be scored again.
+    files that are no longer in the archive; their rows stay.
     """
 
     superseded: int
@@ -91,16 +90,19 @@ class Job:
     Args:
         folder: Made if absent.
         wanted: The :func:`identity` of the job.
+        archive: Address of its archive; kept when the folder is made.
 
     Attributes:
         parts: Records of the finished shards, by name.
+        archive: Address of the archive that the folder was made for.
 
     Raises:
         JobError: It holds something else, results of another job, or a shard that is not what was written.
     """
 
-    def __init__(self, folder: Path, wanted: Mapping[str, Any]):
+    def __init__(self, folder: Path, wanted: Mapping[str, Any], archive: str = ""):
         self.folder = folder
+        self.archive = archive
         self.parts: dict[str, Shard] = {}
         self._pieces: dict[str, dict[int, bool]] = defaultdict(dict)  # of each content: is it the last?
         self._open(dict(wanted))
@@ -112,9 +114,9 @@ class Job:
         self._await_others()
         self._clear_partial()
         self.refresh()
+        self._end_superseding()
 
     def refresh(self, *, check: bool = True) -> None:
-        self._end_superseding()
         """Takes up shards that other processes finished since.
 
         Args:
@@ -141,12 +143,14 @@ class Job:
                     "overwritten, name another folder"
                 ) from None
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, (json.dumps(wanted, indent=1, sort_keys=True) + "\n").encode())
+            made = {**wanted, _ARCHIVE: self.archive}
+            write_whole(path, (json.dumps(made, indent=1, sort_keys=True) + "\n").encode())
             return
         except ValueError as error:
             raise JobError(f"{path}: {error}, expected what `jaxguard score` wrote; nothing was overwritten") from error
         if not isinstance(found, dict) or "jaxguard_scores" not in found:
             raise JobError(f"{path}: was not written by `jaxguard score`; nothing was overwritten")
+        self.archive = str(found.pop(_ARCHIVE, ""))
         if differing := [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]:
             shown = ", ".join(
                 f"{name} ({str(found.get(name))[:40]}, now {str(wanted.get(name))[:40]})" for name in differing
@@ -197,6 +201,10 @@ class Job:
         pieces = self._pieces.get(key, {})
         return any(last and set(pieces) >= set(range(number)) for number, last in pieces.items())
 
+    def knows(self, key: str) -> bool:
+        """Is any piece of this content in a finished shard?"""
+        return bool(self._pieces.get(key))
+
     def has(self, key: str, number: int) -> bool:
         """Is this piece of a content in a finished shard?"""
         return number in self._pieces.get(key, {})
@@ -233,14 +241,14 @@ class Job:
             own = {member.key: member.file for member in shard.members}
             gone = own.keys() - keys
             changed = {key for key in gone if key in edited or own[key] in present or not self.is_done(key)}
+            superseded |= changed
+            kept |= gone - changed
             if changed:
                 left = remains(self.folder, shard, changed)
                 if left is not None:
                     self.write(*left)
                 self._supersede(shard, left and left[1])
         return Tidied(len(superseded), len(kept - superseded))
-            superseded |= changed
-            kept |= gone - changed
 
     def _last_names(self) -> dict[str, str]:
         path = self.folder / MANIFEST
