@@ -16,7 +16,7 @@ import pytest
 from bench.test_memory import peak_mib
 from jaxguard.decision.calibration import calibrate
 from jaxguard.decision.evidence import FusionParams
-from jaxguard.results import KINDS
+from jaxguard.results import KINDS, LAYOUT
 from jaxguard.scoring.blocks import COUNTS, STEPS_PER_BLOCK
 from jaxguard.scoring.shards import STEPS, TOP_PER_SHARD, TRAJECTORIES
 from jaxguard.traces.jsonl import encode_line
@@ -37,7 +37,7 @@ def results(folder: Path, steps: int, tools: int, per_shard: int = STEPS_PER_BLO
     )
     text = calibration.to_json()
     (folder / "calibration.json").write_text(text)
-    job = {"jaxguard_scores": 1, "calibration": hashlib.sha256(text.encode()).hexdigest()[:32]}
+    job = {"jaxguard_scores": LAYOUT, "calibration": hashlib.sha256(text.encode()).hexdigest()[:32]}
     (folder / "job.json").write_text(json.dumps(job))
     total = dict.fromkeys(COUNTS, 0)
     names = pa.array([f"tool_{i}" for i in range(tools)])
@@ -133,6 +133,7 @@ def _shards(
             "members": [{"key": "0" * 32, "number": number, "last": first + n == steps, "file": "a.jsonl"}],
             "counts": counts,
             "sha256": {kind: hashlib.sha256(path.read_bytes()).hexdigest() for kind, path in digests.items()},
+            "replaces": "",
         }
         (folder / "parts" / f"{name}.json").write_text(json.dumps(part))
         yield counts

@@ -28,12 +28,17 @@ From traces to verdicts:
   5. evaluate   held-out trajectories -> tables and an HTML report
   6. score      an archive of traces -> Parquet, one row per step
   7. report     a scored archive -> a summary and an HTML page
+
+Exit status: 0 done, 1 refused with a message, 2 misuse, 130 interrupted; 3 done, but convert or score could not read
+some files, which another run tries again. Rejected records are no error.
 """
 FORMAT = "format of the traces, one of those that `jaxguard formats` lists; recognised by itself if left out"
 ARCHIVE = (
     "trace file, folder, quoted glob, or an address such as s3://bucket/traces (through fsspec); JSON lines, JSON, "
     "Parquet and what `jaxguard formats` lists, also .gz and .zip"
 )
+UNREAD = 3
+"""Exit status: done, but some files could not be read."""
 OVERRIDES = (
     "settings as dotted key=value pairs, applied after the config file, e.g. stage1.steps=500 "
     "encoder.layer=6 recipe=paper; jaxguard/config.py lists them"
@@ -41,14 +46,15 @@ OVERRIDES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status: 0 done, 1 refused with a message, 2 misuse, 130 interrupted."""
+    """Runs one command; returns the exit status: 0 done, 1 refused with a message, 2 misuse, 130 interrupted, and
+    :data:`UNREAD`."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     if arguments.verbose:
         logging.getLogger("jaxguard").setLevel(logging.INFO)
     try:
-        arguments.function(arguments)
+        return arguments.function(arguments) or 0
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -66,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(arguments, f"a text cannot be decoded or encoded ({error})")
     except (JaxguardError, OSError) as error:
         return _refuse(arguments, str(error))
-    return 0
 
 
 def _jax_errors() -> tuple[type[BaseException], ...]:
@@ -91,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     def command(
         name: str,
-        function: Callable[[argparse.Namespace], None],
+        function: Callable[[argparse.Namespace], int | None],
         help_text: str,
         *,
         config: bool = False,
@@ -208,7 +213,7 @@ def _formats(_: argparse.Namespace) -> None:
         _say(f"{reader.name:16} {reader.description}")
 
 
-def _convert(arguments: argparse.Namespace) -> None:
+def _convert(arguments: argparse.Namespace) -> int:
     from jaxguard.evaluation.wording import visible
     from jaxguard.traces.convert import convert
 
@@ -219,8 +224,12 @@ def _convert(arguments: argparse.Namespace) -> None:
         _say(f"{visible(str(file.file))}: {found}; {file.rejected:,} rejected records{visible(problem)}")
     for skipped in report.skipped_files:
         _say(visible(f"not read: {skipped}"))
+    for file in report.files:
+        if file.unread:
+            _say(visible(f"unread, or not to its end: {file.file}"))
     _say(_pairs(report.counts))
     _say(f"wrote {arguments.out}")
+    return UNREAD if any(file.unread for file in report.files) else 0
 
 
 def _generate(arguments: argparse.Namespace) -> None:
@@ -354,7 +363,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     _say(render_comparison(arguments.runs))
 
 
-def _score(arguments: argparse.Namespace) -> None:
+def _score(arguments: argparse.Namespace) -> int:
     from jaxguard.evaluation.wording import visible
     from jaxguard.guard import Guard
     from jaxguard.scoring.archive import Engine, score_archive, score_here
@@ -371,6 +380,7 @@ def _score(arguments: argparse.Namespace) -> None:
         Guard.load(arguments.guard),
         arguments.out,
         store=arguments.store,
+        bundle=arguments.guard,
         format=arguments.format,
         progress=not arguments.quiet,
         engine=engine,
@@ -396,7 +406,6 @@ def _score(arguments: argparse.Namespace) -> None:
     for name, meaning in (
         ("superseded", "edited since they were scored; their old rows are in superseded/"),
         ("kept", "no longer in the archive, rows kept"),
-        ("put_aside", "no longer in the archive, rows in superseded/ because they shared a shard with an edited file"),
     ):
         if done[name]:
             _say(f"{done[name]:,} files {meaning}")
@@ -408,6 +417,7 @@ def _score(arguments: argparse.Namespace) -> None:
             "PASS means much; see `jaxguard recalibrate`"
         )
     _say(f"wrote {arguments.out}")
+    return UNREAD if report.unread_files else 0
 
 
 def _report(arguments: argparse.Namespace) -> None:

@@ -12,12 +12,18 @@ from typing import Any
 from jaxguard.traces.files import load_json
 from jaxguard.types import JaxguardError
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the folder, in ``job.json``."""
 PARTS = "parts"
 MANIFEST = "manifest.json"
 CALIBRATION = "calibration.json"
-KINDS: Mapping[str, str] = {"steps": ".parquet", "trajectories": ".parquet", "top": ".jsonl", "rejects": ".jsonl"}
+KINDS: Mapping[str, str] = {
+    "steps": ".parquet",
+    "trajectories": ".parquet",
+    "top": ".jsonl",
+    "rejects": ".jsonl",
+    "files": ".jsonl",
+}
 """Folders of a shard's files, with the ends of their names."""
 
 
@@ -44,12 +50,15 @@ class Shard:
         members: The pieces of files that are in it.
         counts: Of what it holds, see :mod:`jaxguard.scoring.blocks`.
         sha256: Of its files, by kind; the two tables are always there.
+        replaces: Name of the shard of which it is what is still wanted, ``""`` if it was scored itself. Where both are
+            there, the other one no longer counts.
     """
 
     name: str
     members: tuple[Member, ...]
     counts: Mapping[str, int]
     sha256: Mapping[str, str]
+    replaces: str = ""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -83,7 +92,13 @@ class Shard:
     def to_json(self) -> str:
         """The content of its record."""
         members = [asdict(member) for member in self.members]
-        record = {"shard": self.name, "members": members, "counts": dict(self.counts), "sha256": dict(self.sha256)}
+        record = {
+            "shard": self.name,
+            "members": members,
+            "counts": dict(self.counts),
+            "sha256": dict(self.sha256),
+            "replaces": self.replaces,
+        }
         return json.dumps(record, indent=1, sort_keys=True) + "\n"
 
 
@@ -113,7 +128,8 @@ def read_shard(path: Path) -> Shard:
         found = read_object(path)
         counts = {str(name): int(value) for name, value in found["counts"].items()}
         digests = {str(kind): str(value) for kind, value in found["sha256"].items()}
-        made = Shard(str(found["shard"]), tuple(Member(**own) for own in found["members"]), counts, digests)
+        members = tuple(Member(**own) for own in found["members"])
+        made = Shard(str(found["shard"]), members, counts, digests, str(found["replaces"]))
         if not made.members or f"{made.name}.json" != path.name:
             raise ValueError("is of another shard")
         if not {"steps", "trajectories"} <= {*counts} & {*digests} <= {*KINDS}:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from jaxguard.decision.calibration import calibrate
 from jaxguard.decision.evidence import FusionParams
-from jaxguard.results import KINDS
+from jaxguard.results import KINDS, LAYOUT
 from jaxguard.scoring import shards
 from jaxguard.traces.jsonl import encode_line
 from jaxguard.types import Step, Trajectory
@@ -41,7 +41,7 @@ def made(
         maxima, maxima, alpha_hold=0.1, alpha_block=0.05, fusion=FusionParams(), encoder="e", weights="w"
     ).to_json()
     (folder / "calibration.json").write_text(calibration)
-    guard = {"jaxguard_scores": 1, "calibration": hashlib.sha256(calibration.encode()).hexdigest()[:32]}
+    guard = {"jaxguard_scores": LAYOUT, "calibration": hashlib.sha256(calibration.encode()).hexdigest()[:32]}
     (folder / "job.json").write_text(json.dumps(guard))
     total: dict[str, int] = {}
     for number, of in enumerate(shards_of):
@@ -105,7 +105,7 @@ def write_shard(
               "trajectories": len(of), "steps": len(steps)}  # fmt: skip
     digests = {k: hashlib.sha256((folder / k / f"{name}{ENDS[k]}").read_bytes()).hexdigest() for k in kinds}
     member = {"key": key, "number": 0, "last": True, "file": file}
-    part = {"shard": name, "members": [member], "counts": counts, "sha256": digests}
+    part = {"shard": name, "members": [member], "counts": counts, "sha256": digests, "replaces": ""}
     (folder / "parts" / f"{name}.json").write_text(json.dumps(part))
     return part
 

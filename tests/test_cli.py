@@ -220,6 +220,32 @@ def test_score(small_run: SmallRun, tmp_path: Path) -> None:
     assert "this run: 0 steps scored, 0 texts embedded, 0 programs compiled" in again
 
 
+def test_files_that_could_not_be_read_are_status_3(small_run: SmallRun, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    lines(archive / "a.jsonl", native("one", "look"), "{]")
+    lines(archive / "odd.jsonl", {"of": "no known format"})
+    convert = ("convert", archive, "--out", tmp_path / "converted")
+    score = ("score", archive, "--guard", small_run.guard, "--out", tmp_path / "out", "--quiet")
+    done(*convert)
+    done(*score)
+    (archive / "b.zip").write_text("no zip")
+    said = command(*convert)
+    assert said.status == 3
+    assert "unread, or not to its end: b.zip" in said.out
+    manifest = json.loads((tmp_path / "converted" / "manifest.json").read_text())
+    assert [file["file"] for file in manifest["files"] if file["unread"]] == ["b.zip"]
+    assert len(list(read_trajectories(tmp_path / "converted"))) == 1
+    said = command(*score)
+    assert said.status == 3
+    assert "unread, another run tries again: b.zip" in said.out
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert list(manifest["unread_files"]) == ["b.zip"]
+    assert pq.read_table(tmp_path / "out" / "trajectories")["trajectory_id"].to_pylist() == ["one"]
+    (archive / "b.zip").unlink()
+    done(*convert)
+    done(*score)
+
+
 def test_bars_are_shown_unless_quiet(small_run: SmallRun, tmp_path: Path) -> None:
     archive = lines(tmp_path / "a.jsonl", native("one", "look"))
     score = ("score", archive, "--guard", small_run.guard)

@@ -69,10 +69,9 @@ class Results:
                 f"{LAYOUT}: another version, or not written by `jaxguard score`"
             )
         self.calibration = self._calibration()
-        self.shards = sorted(
-            (read_shard(path) for path in (folder / PARTS).glob("*.json")),
-            key=lambda shard: shard.place,
-        )
+        found = [read_shard(path) for path in (folder / PARTS).glob("*.json")]
+        replaced = {shard.replaces for shard in found}  # a run was killed before it moved them away
+        self.shards = sorted((own for own in found if own.name not in replaced), key=lambda shard: shard.place)
         self.counts: Counter[str] = Counter()
         for shard in self.shards:
             self.counts.update(shard.counts)

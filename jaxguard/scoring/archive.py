@@ -21,10 +21,11 @@ from tqdm import tqdm
 from jaxguard.decision.shift import ShiftWatch
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
-from jaxguard.results import KINDS, MANIFEST, PARTS
+from jaxguard.results import MANIFEST
 from jaxguard.scoring.blocks import COUNTS
 from jaxguard.scoring.job import Job, JobError, Tidied, identity, write_whole
 from jaxguard.scoring.pipeline import Done, Progress, Run, batches
+from jaxguard.scoring.places import address_of, require_apart, require_same_archive
 from jaxguard.traces.lock import locked
 from jaxguard.traces.registry import Reader, reader_named
 from jaxguard.traces.sources import Source, find_sources
@@ -42,7 +43,7 @@ class ScoreReport:
         decisions: Trajectories by their worst decision.
         seconds: Wall time of this run.
         run: Of this run alone: ``steps`` and ``shards`` scored, ``texts_embedded``, XLA programs ``compiled``, files
-            ``superseded``, ``kept`` and ``put_aside`` (:class:`jaxguard.scoring.job.Tidied`).
+            ``superseded`` and ``kept`` (:class:`jaxguard.scoring.job.Tidied`).
         shift_at: Trajectory at which the archive no longer looked like the calibration set, if it came to that
             (:mod:`jaxguard.decision.shift`).
         skipped_files: What of the archive was not looked into.
@@ -124,6 +125,7 @@ def score_archive(
     out: Path,
     *,
     store: Path | None = None,
+    bundle: Path | None = None,
     format: str | None = None,
     progress: bool = True,
     engine: Engine = score_here,
@@ -136,25 +138,26 @@ def score_archive(
         out: Folder of results, see :mod:`jaxguard.scoring.job`; made if absent. What an earlier run with the same
             guard and settings finished there is kept and not scored again.
         store: Feature store to use and extend; ``out/features`` by default.
+        bundle: Folder of the guard, in which nothing may be written.
         format: Name of the format; detected where it is None.
         progress: Shows a bar on stderr.
         engine: Where the work is done: in this process, or in many (:class:`jaxguard.scoring.ray_engine.RayEngine`).
 
     Raises:
-        JaxguardError: nothing to read, no trajectory in it, a store of another encoder, a store where output goes,
-            an uncalibrated guard, ``out`` holds results of another job or damaged ones, the disk is full, or another
-            process writes there.
+        JaxguardError: nothing to read, no trajectory in it, a store of another encoder, archive, output, store and
+            guard in one another's places (:mod:`jaxguard.scoring.places`), an uncalibrated guard, ``out`` holds
+            results of another job or archive, or damaged ones, the disk is full, or another process writes there.
     """
     wanted = identity(guard, format)
     features = out / "features" if store is None else store
-    for taken in (out, *(out / name for name in (PARTS, *KINDS))):
-        if features.resolve() == taken.resolve():
-            raise JaxguardError(f"--store {features}: is where the results go, expected a folder of its own")
+    require_apart(archive, out, store, bundle)
     forced = None if format is None else reader_named(format)
     sources, skipped = find_sources(archive, out)
     begin = time.perf_counter()
     with locked(out):
-        job = Job(out, wanted)
+        address = address_of(archive)
+        job = Job(out, wanted, address)
+        require_same_archive(job, address, sources)
         assert guard.calibration is not None
         job.keep_calibration(guard.calibration.to_json())
         bar = _Bar(sources, progress)
@@ -162,10 +165,6 @@ def score_archive(
         try:
             done = engine(sources, guard, opened, job, forced, bar)
             tidied = job.tidy(done.keys)
-            if tidied.again:  # they shared a shard with a file that was edited since
-                names = {name for name, key in done.keys.items() if key in tidied.again}
-                again = engine([own for own in sources if own.name in names], guard, opened, job, forced, bar)
-                done.update(again)
         finally:
             bar.close()
         return _finish(archive, job, guard, done, tidied, sources, skipped, round(time.perf_counter() - begin, 3))
@@ -195,7 +194,6 @@ def _finish(
         **{name: done.counts[name] for name in ("steps", "shards", "texts", "texts_embedded", "compiled")},
         "superseded": tidied.superseded,
         "kept": tidied.kept,
-        "put_aside": tidied.put_aside,
     }
     unread = dict(sorted(done.unread.items()))
     watch = watch_shift(job, guard)

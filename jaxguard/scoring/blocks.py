@@ -67,7 +67,7 @@ class Block:
         members: The files.
         items: Its trajectories, in order.
         rejects: Records that are none: file, position (``None``: the whole file) and reason.
-        counts: Of what it holds, see :data:`COUNTS`.
+        tallies: Counts of what it holds of each member, see :data:`COUNTS`.
         tools: Of all steps, one after the other; ``call_ids`` and ``unobserved`` likewise.
         risks: float32 ``[N, 2]``, filled while trajectories are scored.
         waiting: Trajectories that are not scored yet.
@@ -77,7 +77,7 @@ class Block:
     members: list[Member]
     items: list[Item] = field(default_factory=list)
     rejects: list[tuple[str, int | None, str]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    tallies: list[Counter[str]] = field(default_factory=lambda: [Counter()])
     tools: list[str] = field(default_factory=list)
     call_ids: list[str] = field(default_factory=list)
     unobserved: list[bool] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Block:
     def add(self, outcome: Outcome, thought: bool) -> None:
         """Takes up one record of the last member."""
         file = self.members[-1].file
-        counts = self.counts
+        counts = self.tallies[-1]
         if outcome.position is None:
             counts["files_rejected"] += 1
             self.rejects.append((file, None, outcome.reason))
@@ -128,7 +128,7 @@ class Block:
 
     def _add(self, trajectory: Trajectory, texts: Texts, record: int) -> None:
         steps = trajectory.steps
-        self.counts.update(tally(trajectory))
+        self.tallies[-1].update(tally(trajectory))
         self.tools += [well_formed(step.tool) for step in steps]
         self.call_ids += [well_formed(step.call_id) for step in steps]
         self.unobserved += [step.unobserved for step in steps]
@@ -145,9 +145,8 @@ class Block:
     def absorb(self, other: Block) -> None:
         """Takes up all that another block of other files holds; that one is not to be used any more."""
         self.members += other.members
-        for name in ("items", "rejects", "tools", "call_ids", "unobserved"):
+        for name in ("tallies", "items", "rejects", "tools", "call_ids", "unobserved"):
             getattr(self, name).extend(getattr(other, name))
-        self.counts.update(other.counts)
         self.chars += other.chars
         self.size += other.size
         if other._spool is not None:
@@ -163,7 +162,7 @@ class Block:
         """Does the next record belong to the next block?"""
         return (
             len(self.tools) >= STEPS_PER_BLOCK
-            or self.counts["records"] >= RECORDS_PER_BLOCK
+            or sum(own["records"] for own in self.tallies) >= RECORDS_PER_BLOCK
             or self.chars >= CHARS_PER_BLOCK
         )
 

@@ -2,15 +2,17 @@
 
 ::
 
-    job.json                        which guard and settings the folder belongs to
+    job.json                        which guard, settings and archive the folder belongs to
     calibration.json                the guard's calibration, for readers that do not have the guard
     parts/SHARD.json                what a shard holds; written last, and only then the shard is finished
-    steps/  trajectories/  top/  rejects/    the shards' files
+    steps/  trajectories/  top/  rejects/  files/    the shards' files
     superseded/                     shards with rows of files that were edited since
     manifest.json                   the sum of all, made when a run ends
 
 SHARD is the key of the content (:func:`jaxguard.traces.sources.content_key`) and the number of a piece of a large file,
-or a digest of the keys of several small files. Nothing here is ever overwritten by other bytes.
+or a digest of the keys of several small files. Nothing here is ever overwritten by other bytes. Where some files of a
+shard were edited, a new shard takes over the rows of the others; its record names the one that it replaces, and from
+then on that one no longer counts, wherever the run is killed.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import IO, Any, NamedTuple
 import jaxguard
 from jaxguard.guard import Guard
 from jaxguard.results import CALIBRATION, KINDS, LAYOUT, MANIFEST, PARTS, ResultsError, Shard, read_shard
+from jaxguard.scoring.remains import remains
 from jaxguard.traces.files import load_json
 from jaxguard.traces.sources import RESULTS_FILE
 from jaxguard.types import JaxguardError
@@ -40,6 +43,7 @@ WRITING = ".writing"
 ENDING = 60
 """Seconds that a new run waits for processes of one that was killed."""
 _PARTIAL = ".partial"
+_ARCHIVE = "archive"
 _SHARD = re.compile(r"[0-9a-f]{32}-[0-9]{5,}")
 
 
@@ -47,15 +51,11 @@ class Tidied(NamedTuple):
     """What :meth:`Job.tidy` did.
 
     ``superseded``: files that were edited since; the shards with their rows are in a folder of that name. ``kept``:
-    files that are no longer in the archive; their rows stay. ``put_aside``: files that are no longer there and shared a
-    shard with an edited one, whose rows went with it. ``again``: keys of other files in superseded shards, which are to
-    be scored again.
+    files that are no longer in the archive; their rows stay.
     """
 
     superseded: int
     kept: int
-    put_aside: int
-    again: set[str]
 
 
 class JobError(ResultsError):
@@ -90,16 +90,19 @@ class Job:
     Args:
         folder: Made if absent.
         wanted: The :func:`identity` of the job.
+        archive: Address of its archive; kept when the folder is made.
 
     Attributes:
         parts: Records of the finished shards, by name.
+        archive: Address of the archive that the folder was made for.
 
     Raises:
         JobError: It holds something else, results of another job, or a shard that is not what was written.
     """
 
-    def __init__(self, folder: Path, wanted: Mapping[str, Any]):
+    def __init__(self, folder: Path, wanted: Mapping[str, Any], archive: str = ""):
         self.folder = folder
+        self.archive = archive
         self.parts: dict[str, Shard] = {}
         self._pieces: dict[str, dict[int, bool]] = defaultdict(dict)  # of each content: is it the last?
         self._open(dict(wanted))
@@ -111,6 +114,7 @@ class Job:
         self._await_others()
         self._clear_partial()
         self.refresh()
+        self._end_superseding()
 
     def refresh(self, *, check: bool = True) -> None:
         """Takes up shards that other processes finished since.
@@ -139,12 +143,14 @@ class Job:
                     "overwritten, name another folder"
                 ) from None
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, (json.dumps(wanted, indent=1, sort_keys=True) + "\n").encode())
+            made = {**wanted, _ARCHIVE: self.archive}
+            write_whole(path, (json.dumps(made, indent=1, sort_keys=True) + "\n").encode())
             return
         except ValueError as error:
             raise JobError(f"{path}: {error}, expected what `jaxguard score` wrote; nothing was overwritten") from error
         if not isinstance(found, dict) or "jaxguard_scores" not in found:
             raise JobError(f"{path}: was not written by `jaxguard score`; nothing was overwritten")
+        self.archive = str(found.pop(_ARCHIVE, ""))
         if differing := [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]:
             shown = ", ".join(
                 f"{name} ({str(found.get(name))[:40]}, now {str(wanted.get(name))[:40]})" for name in differing
@@ -195,6 +201,10 @@ class Job:
         pieces = self._pieces.get(key, {})
         return any(last and set(pieces) >= set(range(number)) for number, last in pieces.items())
 
+    def knows(self, key: str) -> bool:
+        """Is any piece of this content in a finished shard?"""
+        return bool(self._pieces.get(key))
+
     def has(self, key: str, number: int) -> bool:
         """Is this piece of a content in a finished shard?"""
         return number in self._pieces.get(key, {})
@@ -226,19 +236,19 @@ class Job:
         keys = set(present.values())
         # Names as of the last run, because shards know those of the run that made them.
         edited = {key for name, key in self._last_names().items() if present.get(name, key) != key} - keys
-        superseded, kept, aside, again = set(), set(), set(), set()
+        superseded, kept = set(), set()
         for shard in list(self.parts.values()):
             own = {member.key: member.file for member in shard.members}
             gone = own.keys() - keys
             changed = {key for key in gone if key in edited or own[key] in present or not self.is_done(key)}
+            superseded |= changed
+            kept |= gone - changed
             if changed:
-                superseded |= changed
-                aside |= gone - changed
-                again |= own.keys() - gone
-                self._supersede(shard)
-            else:
-                kept |= gone
-        return Tidied(len(superseded), len(kept - superseded), len(aside - superseded), again)
+                left = remains(self.folder, shard, changed)
+                if left is not None:
+                    self.write(*left)
+                self._supersede(shard, left and left[1])
+        return Tidied(len(superseded), len(kept - superseded))
 
     def _last_names(self) -> dict[str, str]:
         path = self.folder / MANIFEST
@@ -249,16 +259,31 @@ class Job:
         except (ValueError, KeyError, TypeError) as error:
             raise JobError(f"{path}: {error!r}, expected what `jaxguard score` wrote; delete it to go on") from error
 
-    def _supersede(self, shard: Shard) -> None:
-        # The record first: without it, the shard counts as unfinished.
-        for path in (self.folder / PARTS / f"{shard.name}.json", *(shard.path(self.folder, kind) for kind in KINDS)):
-            target = self.folder / SUPERSEDED / path.parent.name
-            target.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                path.replace(target / path.name)
+    def _supersede(self, shard: Shard, instead: Shard | None) -> None:
+        self._put_aside(shard.name)
         del self.parts[shard.name]
         for member in shard.members:
             del self._pieces[member.key][member.number]
+        if instead is not None:
+            self._know(instead)
+
+    def _put_aside(self, name: str) -> None:
+        # The record first: without it, the shard counts as unfinished.
+        for kind, suffix in {PARTS: ".json", **KINDS}.items():
+            path = self.folder / kind / f"{name}{suffix}"
+            target = self.folder / SUPERSEDED / kind
+            target.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                path.replace(target / path.name)
+
+    def _end_superseding(self) -> None:
+        """Goes on where a run was killed while it put shards aside."""
+        for shard in list(self.parts.values()):
+            if shard.replaces in self.parts:
+                self._supersede(self.parts[shard.replaces], shard)
+        for record in (self.folder / SUPERSEDED / PARTS).glob("*.json"):
+            if record.stem not in self.parts:
+                self._put_aside(record.stem)
 
     def counts(self) -> Counter[str]:
         """Sums over all finished shards."""

@@ -163,6 +163,7 @@ class Run:
         self._small: Block | None = None
         self._taken: set[str] = set()
         self._accounted = 0  # bytes of the file at hand that blocks on their way stand for
+        self._counting = threading.Lock()
         self._failed = threading.Event()
         self._error: BaseException | None = None
         self._read, self._embedded, self._scored = (_Channel(self._failed) for _ in range(3))
@@ -182,7 +183,8 @@ class Run:
 
     def _count_compiled(self, event: str, duration_secs: float, **_: object) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            self.done.counts["compiled"] += 1
+            with self._counting:  # the encoder and the scorer compile in threads of their own
+                self.done.counts["compiled"] += 1
 
     def _run(self) -> None:
         stages = (self._reading, self._embedding, self._writing)

@@ -1,4 +1,5 @@
-"""A scored block as files: Parquet tables of steps and trajectories, the riskiest trajectories in full, rejects.
+"""A scored block as files: Parquet tables of steps and trajectories, the riskiest trajectories in full, rejects, and
+the counts of each file where it holds several.
 
 The bytes of a shard depend on the block, the guard and the versions at work alone.
 """
@@ -9,6 +10,7 @@ import hashlib
 import io
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +19,7 @@ import pyarrow.parquet as pq
 
 from jaxguard.decision.calibration import Calibration
 from jaxguard.decision.scored import judge_steps
-from jaxguard.results import Shard
+from jaxguard.results import Member, Shard
 from jaxguard.scoring.blocks import COUNTS, Block, unique_ids
 from jaxguard.traces.jsonl import encode_line
 from jaxguard.types import Decision, JaxguardError
@@ -78,17 +80,13 @@ def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes]
         [item.about.metadata for item in items], lengths, block.risks[:, 0], block.risks[:, 1], calibration
     )
     ids = unique_ids(items)
-    counts = Counter({name: block.counts[name] for name in COUNTS})
-    counts.update({name: by for name, by in block.counts.items() if name not in counts})
-    counts["renamed_ids"] = sum(own != item.about.id for own, item in zip(ids, items, strict=True))
-    counts["nonfinite_steps"] = int(np.isnan(judged.margin).sum())
 
     ev = judged.evidence
     step = np.arange(len(judged.decision)) - np.repeat(starts[:-1], lengths)
-    owner = pa.array(np.repeat(np.arange(len(items)), lengths))
+    owner = np.repeat(np.arange(len(items)), lengths)
     columns = {
         "shard": _same(block.name, len(step)),
-        "trajectory_id": pa.array(ids, pa.string()).take(owner),
+        "trajectory_id": pa.array(ids, pa.string()).take(pa.array(owner)),
         "step": step.astype(np.int32),
         "call_id": pa.array(block.call_ids, pa.string()),
         "tool": pa.array(block.tools, pa.string()),
@@ -122,10 +120,16 @@ def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes]
         },
         schema=TRAJECTORIES,
     )
-    for number in worst.tolist():
-        counts[f"decision:{Decision(number).name}"] += 1
+    tallies = [Counter(own) for own in block.tallies]
+    of_file = {member.file: own for member, own in zip(block.members, tallies, strict=True)}
+    undecided = np.bincount(owner[np.isnan(judged.margin)], minlength=len(items))
+    for item, own_id, number, missing in zip(items, ids, worst.tolist(), undecided.tolist(), strict=True):
+        tally = of_file[item.file]
+        tally["renamed_ids"] += own_id != item.about.id
+        tally["nonfinite_steps"] += missing
+        tally[f"decision:{Decision(number).name}"] += 1
 
-    files = {"steps": _parquet(steps), "trajectories": _parquet(outcomes)}
+    files = {"steps": parquet(steps), "trajectories": parquet(outcomes)}
     if top := _top(block, ids, worst, fused):
         files["top"] = top
     if block.rejects:
@@ -134,8 +138,26 @@ def make_shard(block: Block, calibration: Calibration) -> tuple[dict[str, bytes]
             for file, position, reason in block.rejects
         )
         files["rejects"] = "".join(lines).encode()
+    if len(block.members) > 1:
+        files["files"] = file_lines(block.members, tallies)
     digests = {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
-    return files, Shard(block.name, tuple(block.members), counts, digests)
+    return files, Shard(block.name, tuple(block.members), whole_counts(tallies), digests)
+
+
+def file_lines(members: Sequence[Member], tallies: Sequence[Counter[str]]) -> bytes:
+    """A line for each file of a shard: its name and what it adds to the counts."""
+    return b"".join(
+        (json.dumps({"file": member.file, "counts": {k: v for k, v in sorted(own.items()) if v}}) + "\n").encode()
+        for member, own in zip(members, tallies, strict=True)
+    )
+
+
+def whole_counts(tallies: Sequence[Counter[str]]) -> Counter[str]:
+    """Counts of a shard from those of its files; of :data:`COUNTS` also those that are 0."""
+    counts = Counter(dict.fromkeys(COUNTS, 0))
+    for own in tallies:
+        counts.update({name: by for name, by in own.items() if by})
+    return counts
 
 
 def _same(text: str, count: int) -> pa.Array:
@@ -176,7 +198,8 @@ def _top(block: Block, ids: list[str], worst: np.ndarray, fused: np.ndarray) -> 
     return b"".join(lines)
 
 
-def _parquet(table: pa.Table) -> bytes:
+def parquet(table: pa.Table) -> bytes:
+    """The bytes of a table's file."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()

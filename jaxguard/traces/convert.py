@@ -53,7 +53,8 @@ class _ScratchError(ConvertError):
 
 @dataclass
 class FileReport:
-    """One input file: ``formats`` counts the recognised records by format, ``error`` says why none was read."""
+    """One input file: ``formats`` counts the recognised records by format, ``error`` says why none was read, ``unread``
+    whether it could not be read, or not to its end."""
 
     file: str
     formats: dict[str, int] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class FileReport:
     rejected: int = 0
     trajectories: int = 0
     error: str | None = None
+    unread: bool = False
 
 
 @dataclass
@@ -306,6 +308,7 @@ def _convert_file(source: Source, reader: ArchiveReader, writer: _Writer) -> Non
     writer.count("files")
     for outcome in reader.read(source):
         reason = outcome.reason
+        entry.unread = outcome.unread
         if outcome.position is None:
             entry.error = reason
             writer.reject(source.name, None, reason)

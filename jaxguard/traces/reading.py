@@ -37,6 +37,7 @@ class Outcome:
         format: Name of the format it was recognised as, ``""`` where it was not.
         surrogates: Lone surrogates that were replaced in it.
         nonfinite: Numbers that are not finite and were replaced in it.
+        unread: Could the file not be read, or not from here on? It may be another time.
     """
 
     position: int | None
@@ -45,6 +46,7 @@ class Outcome:
     format: str = ""
     surrogates: int = 0
     nonfinite: int = 0
+    unread: bool = False
 
 
 def tally(trajectory: Trajectory) -> dict[str, int]:
@@ -106,7 +108,7 @@ class ArchiveReader:
                     yield outcome
                     following = (outcome.position or 0) + 1
         except CannotRead as error:
-            yield Outcome(following, reason=str(error))
+            yield Outcome(following, reason=str(error), unread=True)
 
     def read_local(self, file: Path, at: Callable[[int], object] | None = None) -> Iterator[Outcome]:
         """As :meth:`read`, for a file on this machine with its side files beside it; ``at`` as in ``read_records``."""

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,9 @@ RESULTS_FILE = "job.json"
 """Marks a folder that scoring wrote."""
 
 _BUFFER = 1 << 20
-_GLOB = frozenset("*?[")
+_CACHES = ("simplecache", "filecache", "blockcache")
+"""Of fsspec, before another address; files are copied from behind them."""
+GLOB_CHARACTERS = frozenset("*?[")
 
 
 class SourceError(CannotRead):
@@ -133,7 +136,7 @@ def find_sources(archive: str | os.PathLike[str], out: Path | None = None) -> tu
         out: Folder of results, which is left out where the archive is around it.
 
     Raises:
-        SourceError: There is no such file, it cannot be listed, or holds no file of traces.
+        SourceError: There is no such file, it cannot be listed, holds no file of traces, or two of the same name.
     """
     address = os.fspath(archive)
     remote = is_address(address) and not os.path.lexists(address)
@@ -161,6 +164,12 @@ def find_sources(archive: str | os.PathLike[str], out: Path | None = None) -> tu
     if not sources:
         others = f"; not read: {', '.join(skipped[:5])}{', ...' if len(skipped) > 5 else ''}" if skipped else ""
         raise SourceError(f"{address}: no file of traces to read there (.jsonl, .json, .parquet, ..., .zip){others}")
+    names = Counter(source.name for source in sources)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise SourceError(
+            f"{address}: {twice[0]} is the name of two files, one of them in a zip file; expected names of their own, "
+            "rename one"
+        )
     return sources, skipped
 
 
@@ -196,11 +205,11 @@ def _siblings(address: str, remote: bool) -> tuple[str, ...]:
 
 def _local(archive: str, out: Path | None) -> tuple[list[_Entry], bool]:
     root = Path(archive)
-    if not os.path.lexists(root) and _GLOB & set(archive):
+    if not os.path.lexists(root) and GLOB_CHARACTERS & set(archive):
         found = sorted(Path(path) for path in glob.glob(archive, recursive=True))
         if not found:
             raise SourceError(f"{archive}: no file or folder matches")
-        plain = itertools.takewhile(lambda part: not _GLOB & set(part), Path(archive).parts)
+        plain = itertools.takewhile(lambda part: not GLOB_CHARACTERS & set(part), Path(archive).parts)
         base = Path(*plain)
         own = None if out is None else out.resolve()
         entries: dict[str, _Entry] = {}
@@ -276,13 +285,19 @@ def _why_not_read(path: Path, root: Path, out: Path | None) -> str | None:
 
 
 def _remote(address: str) -> tuple[list[_Entry], bool]:
+    *outer, _ = address.split("::")
+    if outer and (outer[0] not in _CACHES or outer[1:]):
+        raise SourceError(
+            f"{address}: is an address within another, expected that of a file or folder itself (a zip file is looked "
+            f"into), with one of {', '.join(_CACHES)} before it at most"
+        )
     system, path = _file_system(address)
 
     def full(found: str) -> str:
         return str(system.unstrip_protocol(found))
 
     try:
-        if _GLOB & set(path):
+        if GLOB_CHARACTERS & set(path):
             details = system.glob(path, detail=True)
             for folder in [name for name, detail in details.items() if detail["type"] == "directory"]:
                 details |= system.find(folder, detail=True)
@@ -301,7 +316,11 @@ def _remote(address: str) -> tuple[list[_Entry], bool]:
         raise SourceError(f"{address}: cannot be listed ({_reason(error)})") from error
     names = sorted(details)
     hidden = _not_looked_into(names, path)
-    base = os.path.commonpath([PurePosixPath(name).parent for name in names]) if _GLOB & set(path) and names else path
+    base = (
+        os.path.commonpath([PurePosixPath(name).parent for name in names])
+        if GLOB_CHARACTERS & set(path) and names
+        else path
+    )
     return [
         _Entry(
             str(PurePosixPath(name).relative_to(base)),

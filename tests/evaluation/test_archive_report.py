@@ -370,7 +370,7 @@ def test_scoring_leaves_the_calibration_beside_its_results(
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     assert "job.json there, expected a folder that `jaxguard score` wrote" in refused("report", tmp_path / "none")
     (tmp_path / "job.json").write_text('{"jaxguard_scores": 99}')
-    with pytest.raises(ResultsError, match="jaxguard_scores is 99, expected 1"):
+    with pytest.raises(ResultsError, match="jaxguard_scores is 99, expected 2"):
         Results(tmp_path)
     for content in ("{", "[]", "[" * 100_000, '"\xff"'):
         (tmp_path / "job.json").write_text(content, encoding="latin-1")

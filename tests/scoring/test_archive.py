@@ -49,7 +49,7 @@ def without_shard(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def contents(out: Path) -> dict[str, bytes]:
     """Every file of the results but the manifest, which tells the time."""
-    kinds = ("parts", "steps", "trajectories", "top", "rejects")
+    kinds = ("parts", "steps", "trajectories", "top", "rejects", "files")
     return {str(p.relative_to(out)): p.read_bytes() for kind in kinds for p in sorted((out / kind).iterdir())}
 
 
@@ -84,7 +84,8 @@ def test_everything_is_scored_or_rejected(guard: Guard, mixed: Path, tmp_path: P
     rejected = [json.loads(line) for p in (out / "rejects").iterdir() for line in p.read_text().splitlines()]
     assert sorted((r["file"], r["position"]) for r in rejected) == [("a.jsonl", 1), ("b.jsonl", 1)]
     assert sorted(p.name for p in out.iterdir()) == [
-        "calibration.json", "features", "job.json", "manifest.json", "parts", "rejects", "steps", "top", "trajectories",
+        "calibration.json", "features", "files", "job.json", "manifest.json", "parts", "rejects", "steps", "top",
+        "trajectories",
     ]  # fmt: skip
     for name, schema in (("steps", STEPS), ("trajectories", TRAJECTORIES)):
         assert all(pq.read_schema(path).equals(schema) for path in (out / name).iterdir())

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from ray_child import STEPS_PER_BLOCK
-from small_run import SmallRun, chat, done, lines, native, refused
+from small_run import SmallRun, chat, lines, native, refused
+from small_run import command as run
 
 from jaxguard.guard import Guard
 from jaxguard.scoring.archive import score_archive
@@ -214,7 +215,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
         assert "No space left on device" in refused(*command, "--quiet")
     finally:
         (faults / "disk_full").unlink()
-    done(*command, "--quiet")
+    assert run(*command, "--quiet").status == 3  # broken.zip is unread
     found, expected = files(tmp_path / "out"), files(alone)
     assert {**found, "manifest": b""} == {**expected, "manifest": b""}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
@@ -13,6 +14,7 @@ import fsspec
 import pytest
 
 from jaxguard.traces.convert import convert
+from jaxguard.traces.files import read_records
 from jaxguard.traces.reading import ArchiveReader
 from jaxguard.traces.sources import Source, SourceError, content_key, find_sources
 
@@ -87,6 +89,23 @@ def test_a_broken_zip_file_is_one_reject(tmp_path: Path) -> None:
     assert report.counts["files_rejected"] == 1
 
 
+def test_a_file_that_fails_midway_is_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "x" / "a.jsonl", f"{native('a')}\n{native('b')}")
+    write(tmp_path / "x" / "c.jsonl", native("c"))
+
+    def failing(file: Path, *more: Any) -> Iterator[Any]:
+        yield next(iter(read_records(file, *more)))
+        if file.name == "a.jsonl":
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("jaxguard.traces.reading.read_records", failing)
+    report = convert(tmp_path / "x", tmp_path / "out")
+    assert [(file.file, file.unread, file.converted) for file in report.files] == [
+        ("a.jsonl", True, 1),
+        ("c.jsonl", False, 1),
+    ]
+
+
 def test_a_broken_member_does_not_lose_the_others(tmp_path: Path) -> None:
     path = zipped(tmp_path / "z.zip", {"a.jsonl": native("first"), "b.jsonl": native("second")})
     content = bytearray(path.read_bytes())
@@ -127,6 +146,14 @@ def test_a_member_that_stands_twice(tmp_path: Path) -> None:
     sources, skipped = find_sources(tmp_path / "z.zip")
     assert len(ids(sources)) == len(skipped) == 1
     assert skipped == ["z.zip!a.jsonl (another member of the same name is read)"]
+
+
+def test_a_member_and_a_file_of_the_same_name(tmp_path: Path) -> None:
+    zipped(tmp_path / "x.zip", {"a.jsonl": native("in zip")})
+    write(tmp_path / "x.zip!a.jsonl")
+    with pytest.raises(SourceError, match=r"x\.zip!a\.jsonl is the name of two files, .*rename one"):
+        find_sources(tmp_path)
+    assert ids(find_sources(tmp_path / "x.zip")[0]) == ["in zip"]
 
 
 def test_a_link_that_leads_nowhere_in_a_glob(tmp_path: Path) -> None:
@@ -173,6 +200,31 @@ def test_an_address(memory: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(SourceError, match=message):
             find_sources(address)
+
+
+@pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
+def test_an_address_behind_a_cache(memory: Any, tmp_path: Path, cache: str) -> None:
+    memory.pipe("/box/deep/b.jsonl", native("b").encode())
+    memory.pipe("/box/z.zip", zipped(tmp_path / "z.zip", {"c.jsonl": native("c")}).read_bytes())
+    for address, expected in (
+        ("memory://box", ["deep/b.jsonl", "z.zip!c.jsonl"]),
+        ("memory://box/deep/*.jsonl", ["b.jsonl"]),
+        ("memory://box/deep/b.jsonl", ["b.jsonl"]),
+    ):
+        sources, _ = find_sources(f"{cache}::{address}")
+        assert [s.name for s in sources] == expected
+        assert ids(sources) == [name[-7:-6] for name in expected]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["zip://deep::{}", "zip::{}", "simplecache::zip://*.jsonl::{}", "tar://x::{}", "simplecache::filecache::{}"],
+)
+def test_an_address_within_another_is_refused(tmp_path: Path, address: str) -> None:
+    path = zipped(tmp_path / "z.zip", {"deep/a.jsonl": NATIVE})
+    with pytest.raises(SourceError, match=r"is an address within another, .*\(a zip file is looked into\)"):
+        find_sources(address.format(f"file://{path}"))
+    assert len(find_sources(f"file://{path}")[0]) == 1
 
 
 def test_results_and_hidden_folders_are_not_read_anywhere(memory: Any, tmp_path: Path) -> None:
