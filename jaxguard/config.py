@@ -384,10 +384,11 @@ def from_dict(values: Mapping[str, Any], cls: type[Any] = Config, prefix: str = 
 def _convert(value: Any, hint: Any, key: str) -> Any:
     if dataclasses.is_dataclass(hint):
         if hint is ModelConfig and isinstance(value, str):
-            return _preset(value, key)
+            return _named(MODEL_PRESETS, value, key)
         if hint is ModelConfig and isinstance(value, Mapping) and "preset" in value:
             rest = {k: v for k, v in value.items() if k != "preset"}
-            return from_dict({**to_dict(_preset(value["preset"], f"{key}.preset")), **rest}, ModelConfig, f"{key}.")
+            preset = _named(MODEL_PRESETS, value["preset"], f"{key}.preset")
+            return from_dict({**to_dict(preset), **rest}, ModelConfig, f"{key}.")
         return from_dict(value, typing.cast(type[Any], hint), f"{key}.")
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if value is None:
@@ -413,16 +414,10 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     raise ConfigError(f"{key}: got {value!r} ({type(value).__name__}), expected {_name(hint)}")
 
 
-def _preset(name: object, key: str) -> ModelConfig:
-    if not isinstance(name, str) or name not in MODEL_PRESETS:
-        raise ConfigError(f"{key}: got {name!r}, expected one of {', '.join(MODEL_PRESETS)}")
-    return MODEL_PRESETS[name]
-
-
-def _recipe(name: object) -> Mapping[str, Any]:
-    if not isinstance(name, str) or name not in RECIPES:
-        raise ConfigError(f"recipe: got {name!r}, expected one of {', '.join(RECIPES)}")
-    return RECIPES[name]
+def _named(table: Mapping[str, Any], name: object, key: str) -> Any:
+    if not isinstance(name, str) or name not in table:
+        raise ConfigError(f"{key}: got {name!r}, expected one of {', '.join(table)}")
+    return table[name]
 
 
 def _name(hint: Any) -> str:
@@ -435,6 +430,11 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     Raises:
         ConfigError: unreadable file, unknown key, wrong type or impossible value.
     """
+    return typing.cast(Config, from_dict(load_values(path, overrides)))
+
+
+def load_values(path: str | Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What :func:`load_config` makes a config of, for :func:`from_dict` with another class; raises as that does."""
     values: dict[str, Any] = {}
     if path is not None:
         try:
@@ -452,10 +452,10 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
     """``config`` with ``key.sub=value`` settings applied in order; raises as :func:`load_config`."""
-    return _overridden(to_dict(config), overrides)
+    return typing.cast(Config, from_dict(_overridden(to_dict(config), overrides)))
 
 
-def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> Config:
+def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     settings: list[tuple[str, Any]] = [("recipe", values.pop("recipe"))] if "recipe" in values else []
     for setting in overrides:
         key, separator, raw = setting.partition("=")
@@ -463,9 +463,9 @@ def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> Config:
             raise ConfigError(f"override {setting!r:.80}: expected key=value, e.g. stage1.steps=500")
         settings.append((key, _yaml(raw, f"override {setting!r:.80}")))
     for key, value in settings:
-        for name, part in _recipe(value).items() if key == "recipe" else ((key, value),):
+        for name, part in _named(RECIPES, value, key).items() if key == "recipe" else ((key, value),):
             _assign(values, name.split("."), part, name)
-    return typing.cast(Config, from_dict(values))
+    return values
 
 
 def _yaml(text: str, what: str) -> Any:
