@@ -103,10 +103,12 @@ class DecisionReader:
         self._encode = PromptEncoder(loaded.tokenizer, self.prompt, self.tokens, self.style)
         self._model, self._device, self._tokenizer = loaded.model, loaded.device, loaded.tokenizer
         self._max_tokens, self._max_think, self._batch_tokens = max_tokens, max_think, batch_tokens
-        longest = max_tokens + (max_think if self.style == "think" else 0)
+        # A block closed by force: its tokens, a line break (a token or two), its end.
+        self._spare = max_think + 2 + len(self._encode.close) if self.style == "think" else 0
+        longest = max_tokens + self._spare
         positions = getattr(loaded.model.config, "max_position_embeddings", None)
         if positions is not None and longest > positions:
-            raise JaxguardError(f"max_tokens: got {max_tokens}, expected at most {positions - longest + max_tokens}")
+            raise JaxguardError(f"max_tokens: got {max_tokens}, expected at most {positions - self._spare}")
         asked = json.dumps([self.prompt.system, self.prompt.user, *self.tokens]).encode()
         self.fingerprint = EncoderFingerprint(
             model=path.resolve().name + (f"+{adapter.resolve().name}" if adapter is not None else ""),
@@ -144,7 +146,6 @@ class DecisionReader:
 
     def _batches(self, prompts: dict[int, list[int]]) -> Iterator[list[int]]:
         """Indices of similar length, longest first: a batch that does not fit fails at once."""
-        spare = self._max_think + len(self._encode.close) if self.style == "think" else 0
         batch: list[int] = []
         width = 0
         for index in sorted(prompts, key=lambda index: -len(prompts[index])):
@@ -152,7 +153,7 @@ class DecisionReader:
                 yield batch
                 batch = []
             if not batch:
-                width = len(prompts[index]) + spare
+                width = len(prompts[index]) + self._spare
             batch.append(index)
         if batch:
             yield batch
