@@ -106,14 +106,15 @@ class DecisionReader:
         # A block closed by force: its tokens, a line break (a token or two), its end.
         self._spare = max_think + 2 + len(self._encode.close) if self.style == "think" else 0
         longest = max_tokens + self._spare
-        positions = getattr(loaded.model.config, "max_position_embeddings", None)
+        config = loaded.model.config.get_text_config()
+        positions = getattr(config, "max_position_embeddings", None)
         if positions is not None and longest > positions:
             raise JaxguardError(f"max_tokens: got {max_tokens}, expected at most {positions - self._spare}")
         asked = json.dumps([self.prompt.system, self.prompt.user, *self.tokens]).encode()
         self.fingerprint = EncoderFingerprint(
             model=path.resolve().name + (f"+{adapter.resolve().name}" if adapter is not None else ""),
             weights=loaded.weights,
-            layer=int(loaded.model.config.num_hidden_layers),
+            layer=int(config.num_hidden_layers),
             pooling=f"{_POOLING}{self.style}" + (f":{max_think}" if self.style == "think" else ""),
             dtype=dtype,
             max_tokens=max_tokens,

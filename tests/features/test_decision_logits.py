@@ -107,6 +107,35 @@ def test_values_are_those_of_a_plain_loop_alone_and_in_a_batch(model: Path, styl
     np.testing.assert_allclose(np.diff(together.values[:, :3]), np.diff(together.values[:, 3:]), atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_padding_does_not_change_models_with_recurrent_layers(tmp_path: Path, style: str) -> None:
+    config = transformers.Qwen3_5TextConfig(
+        vocab_size=ROWS,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        max_position_embeddings=4096,
+        initializer_range=0.2,
+    )
+    assert set(config.layer_types) == {"linear_attention", "full_attention"}
+    torch.manual_seed(0)
+    transformers.Qwen3_5ForCausalLM(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    words = {"tokens": ("E", "A", "R"), "style": style}
+    together = reader(tmp_path, **words).read(texts_of()).values
+    alone = reader(tmp_path, batch_tokens=1, **words).read(texts_of()).values
+    np.testing.assert_allclose(together, alone, atol=1e-4)
+    assert np.ptp(together[:, :3], axis=1).min() > 1e-2
+
+
 @pytest.mark.parametrize(("token", "forced"), [("</think>", False), ("<|stop|>", True), ("a", True)])
 def test_only_a_block_that_ends_itself_is_not_closed_by_force(tied: Path, token: str, forced: bool) -> None:
     ask, tokenizer = reader(tied, style="think"), transformers.AutoTokenizer.from_pretrained(tied)
