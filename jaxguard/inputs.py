@@ -107,9 +107,11 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _reviewed(trajectory: Trajectory) -> list[Any]:
-    """What a router learns from a trajectory beside its texts; nothing where it has no reviews."""
-    return [trajectory.metadata.get(name) for name in ("reviews", "memory") if name in trajectory.metadata]
+def _identity(trajectory: Trajectory) -> tuple[Any, ...]:
+    """What a guard or a router is trained on, beside texts."""
+    reviewed = [trajectory.metadata[name] for name in ("reviews", "memory") if name in trajectory.metadata]
+    t = trajectory
+    return (t.id, len(t), t.unsafe, t.first_hazard, t.timing, *reviewed)
 
 
 def prepare(folder: Path, config: C | None = None, *, fresh: bool = False, kind: type[C] = Config) -> Run[C]:  # type: ignore[assignment]
@@ -126,6 +128,7 @@ def prepare(folder: Path, config: C | None = None, *, fresh: bool = False, kind:
         JaxguardError: store, encoder, model or split do not fit.
     """
     stored = folder / CONFIG_FILE
+    read: C
     if config is not None:
         read = config
         if stored.exists() and not fresh and (differing := _differing(load_settings(stored, (), kind), config)):
@@ -147,8 +150,7 @@ def prepare(folder: Path, config: C | None = None, *, fresh: bool = False, kind:
     store = _store(read, encoder)
     splits = _splits(read, trajectories, unseen, None if fresh else folder / SPLITS_FILE)
     digests = {SPLITS_FILE: _digest(splits)} | {
-        path: _digest([(t.id, len(t), t.unsafe, t.first_hazard, t.timing, *_reviewed(t)) for t in found])
-        for path, found in by_path.items()
+        path: _digest([_identity(trajectory) for trajectory in found]) for path, found in by_path.items()
     }
     return Run(folder, read, trajectories, splits, encoder, store, digests)
 

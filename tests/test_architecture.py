@@ -121,10 +121,11 @@ def test_the_package_and_its_command_line_load_nothing_heavy() -> None:
         "jaxguard.traces.convert, jaxguard.traces.drift, jaxguard.traces.splits",
         "jaxguard.features.store, jaxguard.features.texts, jaxguard.features.encoder",
         "jaxguard.evaluation.evaluate, jaxguard.decision.fusion, jaxguard.decision.scored",
+        "jaxguard.features.decision_logits, jaxguard.training.lora",
     ],
 )
-def test_readers_stores_and_metrics_need_no_jax(modules: str) -> None:
-    assert loaded(f"import {modules}", "jax", "flax", "torch", "transformers", "ray") == set()
+def test_readers_stores_metrics_and_routers_need_no_jax(modules: str) -> None:
+    assert loaded(f"import {modules}", "jax", "flax", "torch", "transformers", "peft", "accelerate", "ray") == set()
 
 
 def test_a_guard_needs_no_torch() -> None:

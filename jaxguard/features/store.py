@@ -5,7 +5,7 @@ encoder. Vectors are found by the hash of their text, each text is stored once, 
 changed after they were written. In memory stand 24 bytes per text; vectors stay on disk behind memory
 maps. Reading needs NumPy and PyArrow only. Several processes may read and append at the same time.
 
-Router logits are kept in the same way: ``dim=3``, columns (execute, ask, refuse), ``dtype="float32"``.
+Router logits are kept in the same way (:mod:`jaxguard.features.decision_logits`).
 """
 
 from __future__ import annotations
