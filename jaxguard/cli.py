@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxguard
+from jaxguard import route_cli
 from jaxguard.config import load_config
 from jaxguard.types import JaxguardError
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from jaxguard.guard import Guard
 
 DESCRIPTION = """\
-jaxguard says, before an LLM agent's tool call runs, whether it may: PASS, HOLD or BLOCK.
+jaxguard says, before an LLM agent's tool call runs, whether it may: PASS, HOLD or BLOCK, or (`route`) EXECUTE, ASK or
+REFUSE.
 
 From traces to verdicts:
   1. convert    traces in any known format -> trajectories       (or: generate drift trajectories)
@@ -184,6 +186,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     sub = command("report", _report, "show what a scored archive holds: a summary, and a page in DIR/report")
     sub.add_argument("results", type=Path, metavar="DIR", help="folder that score wrote")
+
+    route_cli.add_commands(commands, command)
 
     text = "tables of benchmark runs: one with a report, or two compared"
     bench = commands.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")

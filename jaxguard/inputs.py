@@ -281,12 +281,14 @@ def _splits(
     if unseen:
         seen = [trajectory for name, trajectory in trajectories.items() if name not in unseen]
         return transfer_splits(seen, unseen.values(), fractions, split.seed, split.local, **options)
-    held_out = config.routing.unseen if isinstance(config, RouteConfig) else ()
-    services = {t.metadata.get("service") for t in trajectories.values()}
-    if strange := [service for service in held_out if service not in services]:
-        raise RunError(f"routing.unseen: got {strange[0]!r}, expected services of the trajectories")
-    apart = [name for name, t in trajectories.items() if t.metadata.get("service") in held_out]
-    kept = [t for t in trajectories.values() if t.metadata.get("service") not in held_out]
+    if not isinstance(config, RouteConfig):
+        return make_splits(trajectories.values(), fractions, split.seed, **options)
+    held_out = {name: config.routing.held_out(t.metadata) for name, t in trajectories.items()}
+    met = {entry for entries in held_out.values() for entry in entries}
+    if strange := [entry for entry in config.routing.unseen if entry not in met]:
+        raise RunError(f"routing.unseen: got {strange[0]!r}, which no trajectory has in its metadata")
+    apart = [name for name, entries in held_out.items() if entries]
+    kept = [t for name, t in trajectories.items() if not held_out[name]]
     splits = make_splits(kept, fractions, split.seed, **options)
     return {**splits, UNSEEN: apart} if apart else splits
 

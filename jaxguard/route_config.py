@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jaxguard.config import (
     LARGEST_SIZE,
@@ -30,7 +31,7 @@ from jaxguard.settings import (
 class CorpusConfig:
     """The generator of reviewed service steps: how many trajectories, from which seed."""
 
-    trajectories: int = 10_000
+    trajectories: int = 11_000
     seed: int = SEED
 
     def __post_init__(self) -> None:
@@ -81,12 +82,13 @@ class RoutingConfig:
         limit: Largest over-ask rate of the autonomous, and under-ask rate of the conservative point.
         least: Reviewed EXECUTE steps, and ASK steps, that a service needs for a tau of its own.
         delta: Share of cases in which the confidence statements may be wrong.
-        unseen: Services that are neither trained on nor used to choose tau.
+        unseen: What is neither trained on nor used to choose tau, as ``field=value`` of the metadata, e.g.
+            ``"service=mail"``; each is reported by itself.
     """
 
     point: str = "balanced"
     limit: float = 0.05
-    least: int = 50
+    least: int = 30
     delta: float = 0.05
     unseen: tuple[str, ...] = ()
 
@@ -96,6 +98,13 @@ class RoutingConfig:
         for name in ("limit", "delta"):
             require(0 < getattr(self, name) < 1, f"routing.{name}", getattr(self, name), "a share in (0, 1)")
         require_at_least(self, "routing", 1, "least")
+        for entry in self.unseen:
+            require("=" in entry[1:-1], "routing.unseen", entry, "field=value, e.g. service=mail")
+
+    def held_out(self, metadata: Mapping[str, Any]) -> list[str]:
+        """The entries of ``unseen`` that a trajectory falls under."""
+        split = (entry.partition("=") for entry in self.unseen)
+        return [f"{name}={value}" for name, _, value in split if metadata.get(name) == value]
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("guard",),
     ("router",),
     ("scoring", "evaluation", "baselines"),
-    ("run", "benchmarks"),
+    ("run", "route_run", "benchmarks"),
     ("diagnosis",),
+    ("route_cli",),
     ("cli",),
     ("__main__",),
 )

@@ -1,6 +1,6 @@
-"""How well a router routes: metrics with intervals, operating points, flip pairs, unseen services, calibration, grid.
+"""How well a router routes: metrics with intervals, operating points, flip pairs, unseen kinds, calibration, grid.
 
-Sections 4.1 to 4.6 and appendix D of Safety Sentry. Rows of services that training never saw stand apart, in their own
+Sections 4.1 to 4.6 and appendix D of Safety Sentry. Rows of a kind that training never saw stand apart, in their own
 sections: they are in no figure over all rows. Beside every figure of the router stand those of rivals that decide
 without understanding.
 """
@@ -8,7 +8,7 @@ without understanding.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -166,7 +166,7 @@ class RoutingEvaluation:
 
     @property
     def overall(self) -> RoutingSection:
-        """All rows but those of unseen services."""
+        """All rows but those of unseen kinds."""
         return self.sections[0]
 
     def to_json(self) -> str:
@@ -181,7 +181,7 @@ def evaluate_routing(
     *,
     source: str,
     rivals: Mapping[str, ArrayLike] | None = None,
-    unseen: Collection[str] = (),
+    unseen: Mapping[str, ArrayLike] | None = None,
     grid: Mapping[str, RoutedRows] | None = None,
     resamples: int = 1_000,
     seed: int = 20260701,
@@ -195,7 +195,7 @@ def evaluate_routing(
         routing: Thresholds; those of the active operating point route, service by service.
         source: Fingerprint of what produced the logits.
         rivals: ``[N]`` routes of other guards by name, aligned with ``rows``; always naming one class is added.
-        unseen: Services that training never saw.
+        unseen: ``[N]`` bool masks of rows of a kind that training never saw, by name.
         grid: Rows by configuration of the upstream agent.
         resamples: Of the cluster bootstrap.
         seed: Of the resampling.
@@ -203,28 +203,29 @@ def evaluate_routing(
         delta: Of the exact one-sided bounds.
 
     Raises:
-        EvaluationError: No rows, or rivals or unseen services that do not fit them.
+        EvaluationError: No rows, or rivals or unseen kinds that do not fit them.
         RoutingError: Thresholds chosen on another source.
     """
     routing.check(source)
-    strange = sorted(set(unseen) - set(rows.services))
-    if strange:
-        raise EvaluationError(f"unseen: got {strange[0]!r}, expected services of the rows")
+    masks = {name: np.asarray(mask, bool) for name, mask in (unseen or {}).items()}
+    for name, mask in masks.items():
+        if mask.shape != (len(rows),) or not mask.any():
+            raise EvaluationError(
+                f"unseen {name!r}: got {mask.sum()} of {mask.size} rows, expected some of {len(rows)}"
+            )
     routes = {GUARD: check_labels(routing.route(rows.logits, rows.services), len(rows))}
     for name, given in (rivals or {}).items():
         if name in routes or name in ALWAYS:
             raise EvaluationError(f"rivals: got the name {name!r}, expected another one")
         routes[name] = check_labels(given, len(rows), f"rivals {name!r}")
     routes |= {name: np.full(len(rows), route, np.int64) for name, route in ALWAYS.items()}
-    services = rows.column("services")
-    seen = ~np.isin(services, list(unseen))
+    seen = ~np.any([np.zeros(len(rows), bool), *masks.values()], axis=0)
     if not seen.any():
-        raise EvaluationError("rows: got none of a service that was seen, expected at least one")
+        raise EvaluationError("rows: got none of a kind that was seen, expected at least one")
     settings = {"resamples": resamples, "seed": seed, "level": level}
     subsets: list[tuple[str, str, Bools]] = [("all", "", seen)]
-    if not seen.all():
-        subsets.append(("unseen", ", ".join(sorted(unseen)), ~seen))
-    for kind, within in (("service", np.ones(len(rows), bool)), ("trigger", seen), ("persona", seen)):
+    subsets += [("unseen", name, mask) for name, mask in masks.items()]
+    for kind, within in (("service", seen), ("trigger", seen), ("persona", seen)):
         column = rows.column(f"{kind}s")
         subsets += [(kind, name, (column == name) & within) for name in sorted(set(column[within].tolist()) - {""})]
     paired, incomplete, unflipped = _pairs(rows, seen, routes, settings)

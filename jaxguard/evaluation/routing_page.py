@@ -65,7 +65,7 @@ def render(evaluation: RoutingEvaluation, about: str = "") -> str:
     """The figures as plain text, at most 100 columns wide; ``about`` is the first line where it is given."""
     e = evaluation
     lines = _wrap(visible(about)) if about else []
-    for section in e.sections[: 1 + any(section.kind == "unseen" for section in e.sections)]:
+    for section in (own for own in e.sections if own.kind in ("all", "unseen")):
         lines += ["", _heading(section), *_wrap(_counts(section), "  "), f"{'':18}" + _heads(METRICS.values(), 9)]
         for name, figures in section.models.items():
             lines.append(f"{visible(name)[:17]:18}" + _heads([_number(figures[key]) for key in METRICS], 9))
@@ -276,7 +276,7 @@ def _by_service(e: RoutingEvaluation) -> list[tuple[str, str, Markup]]:
 def _unseen(e: RoutingEvaluation) -> list[Section]:
     return [
         Section(
-            "And services it never saw?",
+            "And what it never saw?",
             f"{visible(s.name)}: {_counts(s)}. They are in no figure over all rows.",
             _models(s),
         )

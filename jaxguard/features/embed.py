@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxguard.features.encoder import Encoder
+from jaxguard.features.grounding import route_texts
 from jaxguard.features.shards import FeatureStoreError
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import trajectory_texts
@@ -56,6 +57,8 @@ def embed(
 ) -> EmbedReport:
     """Encode every text of ``trajectories`` that ``store`` lacks, and append it chunk by chunk.
 
+    Of reviewed trajectories, those are texts that a router reads as well.
+
     Memory holds one chunk, whatever the number of trajectories (beside the store's index). A killed run
     that is started again ends with the same vectors, bit for bit on the same machine.
 
@@ -100,7 +103,12 @@ def embed(
         texts = trajectory_texts(trajectory, thought=thought)
         count_trajectories += 1
         count_texts += 1 + len(texts.observations) + len(texts.actions)
-        new = [text for text in texts.unique() if text not in pending]
+        distinct = dict.fromkeys(texts.unique())
+        if "reviews" in trajectory.metadata:
+            known = route_texts(trajectory)
+            count_texts += 1 + len(known.evidence) + len(known.notes)
+            distinct.update(dict.fromkeys((known.memory, *known.evidence, *known.notes)))
+        new = [text for text in distinct if text not in pending]
         rows = store.find(new)
         found_before[rows[(rows >= 0) & (rows < len(found_before))]] = True
         for text, row in zip(new, rows, strict=True):

@@ -19,26 +19,27 @@ EXECUTE, ASK, REFUSE = Route
 ROWS = make_rows(600, 2, services=(*SERVICES, "mail"))
 ROUTING = make_routing(make_rows(600, 1), min_rows=20, delta=0.05)
 ROUTES = ROUTING.route(ROWS.logits, ROWS.services)
+MAIL = np.array(ROWS.services) == "mail"
 
 
 @pytest.fixture(scope="module")
 def found():
     rivals = {"coin": np.random.default_rng(0).integers(0, 3, len(ROWS))}
-    return evaluate_routing(ROWS, ROUTING, source="abc", rivals=rivals, unseen=["mail"], resamples=100)
+    return evaluate_routing(ROWS, ROUTING, source="abc", rivals=rivals, unseen={"mail": MAIL}, resamples=100)
 
 
 def section(found, kind: str, name: str = ""):
     return next(own for own in found.sections if (own.kind, own.name) == (kind, name))
 
 
-def test_unseen_services_stand_apart(found) -> None:
-    mail = np.array(ROWS.services) == "mail"
+def test_unseen_kinds_stand_apart(found) -> None:
+    mail = MAIL
     assert found.overall.counts.rows == (~mail).sum()
     unseen = section(found, "unseen", "mail")
     assert unseen.counts.rows == mail.sum()
     assert unseen.models["jaxguard"]["acc"].value == pytest.approx((ROWS.labels == ROUTES)[mail].mean())
     assert sum(own.counts.rows for own in found.sections if own.kind == "trigger") == (~mail).sum()
-    assert sum(own.counts.rows for own in found.sections if own.kind == "service") == len(ROWS)
+    assert sum(own.counts.rows for own in found.sections if own.kind == "service") == (~mail).sum()
 
 
 def test_sections_count_what_they_hold(found) -> None:
@@ -192,8 +193,8 @@ def test_json_has_null_for_what_is_undefined(found) -> None:
         ({"rivals": {"jaxguard": ROUTES}}, EvaluationError, "rivals: got the name 'jaxguard'"),
         ({"rivals": {"always ASK": ROUTES}}, EvaluationError, "rivals: got the name 'always ASK'"),
         ({"rivals": {"short": ROUTES[1:]}}, RoutingError, "rivals 'short': got int8 of shape"),
-        ({"unseen": ["moon"]}, EvaluationError, "unseen: got 'moon'"),
-        ({"unseen": [*SERVICES, "mail"]}, EvaluationError, "none of a service that was seen"),
+        ({"unseen": {"moon": ~(MAIL | ~MAIL)}}, EvaluationError, "unseen 'moon': got 0 of"),
+        ({"unseen": {"all": MAIL | ~MAIL}}, EvaluationError, "none of a kind that was seen"),
         ({"level": 1.0}, EvaluationError, "level: got 1.0"),
     ],
 )

@@ -28,7 +28,15 @@ def found():
     grid = {"runner A": make_rows(60, 7), "chain B": make_rows(60, 8)}
     routing = make_routing(make_rows(400, 1), min_rows=20, delta=0.2)
     rivals = {NASTY: np.zeros(len(rows), int)}
-    return evaluate_routing(rows, routing, source="abc", rivals=rivals, unseen=["mail"], grid=grid, resamples=50)
+    return evaluate_routing(
+        rows,
+        routing,
+        source="abc",
+        rivals=rivals,
+        unseen={"mail": rows.column("services") == "mail"},
+        grid=grid,
+        resamples=50,
+    )
 
 
 def texts(svg: str) -> list[str]:

@@ -32,6 +32,7 @@ PERSONAS = ("cautious", "permissive", "adversarial")
 
 _MECHANISMS = {"bind": 0.46, "recency": 0.2, "state": 0.2, "missing": 0.06, "read": 0.08}
 _WITH_MEMORY = 0.4
+_UNSEEN = 0.12  # share of groups of two mechanisms whose facts are in words of their own
 _LETTERS = {"E": Route.EXECUTE, "A": Route.ASK, "R": Route.REFUSE}
 # The trigger of a call that serves a poisoned memory.
 _POISONED = {"share": "j", "remove": "k", "access": "l", "say": "m", "change": "k", "rename": "k"}
@@ -106,6 +107,8 @@ class _Group:
         self.service = service = rng.choice(services)
         self.mechanism = rng.choices(list(_MECHANISMS), list(_MECHANISMS.values()))[0]
         self.operation = rng.choice(self._operations())
+        plain = self.mechanism in ("bind", "recency") and service.name != HELD_OUT
+        self.wording = "unseen" if plain and rng.random() < _UNSEEN else ""
         self.x, self.y, *self.others = self._names(4)
         self.person, self.outside = rng.choice(wording.PEOPLE), rng.choice(wording.OUTSIDE)
         self.noise = {name: self._say(rng.choice(service.noise), name) for name in (self.x, self.y, *self.others)}
@@ -148,8 +151,10 @@ class _Group:
         """A fact that makes this operation go one way."""
         rng, kind = self.rng, self.operation.kind
         own = self.service.facts.get((kind, letter), ())
+        if self.wording:
+            return rng.choice(wording.UNSEEN[kind, letter])
         if self.service.name == HELD_OUT:
-            own = (*own, *wording.UNSEEN.get((kind, letter), ()))
+            own = (*own, *wording.UNSEEN[kind, letter])
         if own and rng.random() < (0.5 if self.service.name == HELD_OUT else 0.35):
             return rng.choice(own)
         if letter == "E":
@@ -278,6 +283,8 @@ def _trajectory(record: _Record, name: str, group: str) -> Trajectory:
         "kind": "read" if owner.mechanism == "read" else owner.operation.kind,
         "reviews": [review_record(Review(last, record.route, record.trigger))],
     }
+    if owner.wording:
+        metadata["wording"] = owner.wording
     if record.persona:
         metadata["persona"] = record.persona
     if record.memory:
