@@ -1,15 +1,22 @@
-"""Sweeping the threshold of a router: 10,000 taus over 100,000 rows, from host arrays to host arrays."""
+"""The router: one live decision beside a guard's, and 10,000 taus over 100,000 rows, from and to host arrays."""
 
 from __future__ import annotations
 
 import os
 
 import numpy as np
+import pytest
 
 from bench.measure import Unavailable, Variant, describe, lines, make, take_turns
-from jaxguard.decision.routing import shares
+from jaxguard.config import MODEL_PRESETS
+from jaxguard.decision.evidence import EvidenceState, FusionParams, advance
+from jaxguard.decision.policy import Cutoffs, decide_step
+from jaxguard.decision.routing import route_step, shares
 from jaxguard.decision.routing_sweep import sweep
 from jaxguard.types import Route
+from jaxguard.world_model.params import init_params
+from jaxguard.world_model.routing import ROUTES, RouteHead, RouteScorer
+from jaxguard.world_model.scorer import Scorer
 
 
 def numpy_sweep(logits: np.ndarray, labels: np.ndarray, taus: np.ndarray) -> np.ndarray:
@@ -48,3 +55,50 @@ def test_sweep(benchmark, smoke: bool, say) -> None:
         say(line)
     say(f"Routing, first call of the sweep with its compilation: {product.compile_s:.2f} s")
     benchmark.pedantic(product.run, (0,), rounds=3)
+
+
+@pytest.mark.parametrize("size", ["small", "paper"])
+def test_live_decision(benchmark, smoke: bool, say, one_core: str, size: str) -> None:
+    """Batch 1, vectors in, a Python decision out: the router's in turns with the guard's; encoding apart."""
+    if smoke and size != "small":
+        pytest.skip("left out of the smoke run")
+    config = MODEL_PRESETS[size]
+    world = init_params(config, 0)
+    vectors = np.random.default_rng(0).normal(size=(16, config.embed_dim)).astype(np.float32)
+
+    def guard():
+        scorer = Scorer(config, world)
+        state = scorer.start(vectors[0])
+        fusion, cutoffs = FusionParams(), Cutoffs(0.9, 0.8)
+
+        def run(i: int) -> int:
+            _, hazard, prefix = scorer.step(state, vectors[i % 16], vectors[(i + 5) % 16])
+            _, evidence = advance(EvidenceState(), hazard, prefix, fusion)
+            return int(decide_step(evidence.hazard, evidence.fused, cutoffs)[0])
+
+        return run
+
+    def router():
+        scorer = RouteScorer(config, {"world": world, "head": init_params(config, 1, RouteHead)})
+        state = scorer.start(vectors[0], vectors[1])
+
+        def run(i: int) -> int:
+            _, logits = scorer.step(state, *(vectors[(i + k) % 16] for k in (0, 5, 7, 11)))
+            return int(route_step(logits[:ROUTES].tolist(), 0.5)[0])
+
+        return run
+
+    variants: dict[str, Variant | Unavailable] = {
+        "jax product": make("jax", guard),
+        "jax router": make("jax", router),
+    }
+    rounds = 20 if smoke else 2000
+    take_turns(variants, rounds)
+    benchmark.group = f"Routing, {size}"
+    case = {"size": size, "gap_ms": 0}
+    benchmark.extra_info.update(describe(variants, "SingleStream", case, items=1, threads=1, cores=one_core))
+    for line in lines(variants, f"Routing {size}, live decision ({one_core})"):
+        say(line)
+    routed = variants["jax router"]
+    assert isinstance(routed, Variant)
+    benchmark.pedantic(routed.run, (3,), rounds=rounds, warmup_rounds=5)

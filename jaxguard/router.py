@@ -17,7 +17,7 @@ import numpy as np
 from jaxguard.bundles import WEIGHTS, Kind
 from jaxguard.decision.explain import explain, missing_arguments
 from jaxguard.decision.policy import Mode
-from jaxguard.decision.routing import Routing, RoutingError, shares
+from jaxguard.decision.routing import Routing, RoutingError, route_step
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.grounding import GROUNDING_VERSION, Grounding
@@ -282,8 +282,7 @@ class RouteSession(LiveSession[RouteVerdict, tuple[RouteState, Step]]):
         if not np.isfinite(logits).all():
             raise RouterError(f"route head: logits {logits[:ROUTES].tolist()}, expected finite ones")
         self._state = start  # not before its step was scored: what failed must not stay
-        found = shares(logits[None, :ROUTES])
-        route = Route(int(found.routes(self._tau)[0]))
+        route, share = route_step(logits[:ROUTES].tolist(), self._tau)
         spread = np.exp(logits[:ROUTES].astype(np.float64) - logits[:ROUTES].max())
         execute, ask, refuse = (spread / spread.sum()).tolist()
         trigger = ""
@@ -302,7 +301,7 @@ class RouteSession(LiveSession[RouteVerdict, tuple[RouteState, Step]]):
             self._steps,
             route,
             (execute, ask, refuse),
-            float(found.q[0]),
+            share,
             self._tau,
             trigger,
             reason,

@@ -36,7 +36,7 @@ from jaxguard.world_model.rssm import (
     encode_steps,
     observe,
     observe_step,
-    prior_logits,
+    prior_from,
     step_weights,
 )
 
@@ -68,18 +68,24 @@ class RouteWeights(NamedTuple):
     memory: Dense  # [E, H]
     evidence: Dense  # [E, H]
     note: Dense  # [E, H]
-    from_h: jax.Array  # [D, R]
+    read_h: jax.Array  # [D, H + R], h_{t+1}'s part of: prior, head
     from_z: jax.Array  # [S*C, R]
-    from_obs: jax.Array  # [H, R]
-    from_act: jax.Array  # [H, R]
-    from_evidence: jax.Array  # [H, R]
-    from_note: jax.Array  # [H, R]
+    from_known: jax.Array  # [4H, R], of: observation, action, evidence, note
     from_ins: jax.Array  # [H, R]
     from_memory: jax.Array  # [H, R]
     bias: jax.Array  # [R]
     norm: Norm  # [R]
     out: jax.Array  # [R, 17]
     out_bias: jax.Array  # [17]
+
+
+class StepTexts(NamedTuple):
+    """Vectors of what is read of a step; leading axes ``[...]`` as given."""
+
+    obs: jax.Array  # [..., E]
+    act: jax.Array  # [..., E]
+    evidence: jax.Array  # [..., E]
+    note: jax.Array  # [..., E]
 
 
 class RouteInputs(NamedTuple):
@@ -93,12 +99,11 @@ class RouteInputs(NamedTuple):
     note: jax.Array  # [B, T, E]
 
 
-def route_weights(head: RouteHead, config: ModelConfig, recurrence: bool = True) -> RouteWeights:
+def route_weights(head: RouteHead, w: StepWeights, config: ModelConfig, recurrence: bool = True) -> RouteWeights:
     """Brings the head's parameters into the form that is read; without ``recurrence`` it sees nothing of the state."""
     deter, flat, width = config.deter, config.stoch * config.classes, config.hidden
-    ends = np.cumsum([deter, flat, *[width] * 5])
-    parts = jnp.split(head.mlp.block.linear.kernel[...], ends)
-    from_h, from_z, from_obs, from_act, from_evidence, from_note, from_ins, from_memory = parts
+    ends = np.cumsum([deter, flat, 4 * width, width])
+    from_h, from_z, from_known, from_ins, from_memory = jnp.split(head.mlp.block.linear.kernel[...], ends)
     if not recurrence:
         from_h, from_z = jnp.zeros_like(from_h), jnp.zeros_like(from_z)
     norm = head.mlp.block.norm
@@ -106,12 +111,9 @@ def route_weights(head: RouteHead, config: ModelConfig, recurrence: bool = True)
         memory=dense(head.memory_encoder),
         evidence=dense(head.evidence_encoder),
         note=dense(head.note_encoder),
-        from_h=from_h,
+        read_h=jnp.concatenate([w.read_h[:, :width], from_h], axis=1),
         from_z=from_z,
-        from_obs=from_obs,
-        from_act=from_act,
-        from_evidence=from_evidence,
-        from_note=from_note,
+        from_known=from_known,
         from_ins=from_ins,
         from_memory=from_memory,
         bias=value(head.mlp.block.linear.bias),
@@ -129,27 +131,29 @@ def route_given(r: RouteWeights, w: StepWeights, ins: jax.Array, memory: jax.Arr
 def read_route(
     r: RouteWeights,
     w: StepWeights,
+    config: ModelConfig,
     h: jax.Array,
-    zhat: jax.Array,
     given: jax.Array,
-    obs: jax.Array,
-    act: jax.Array,
-    evidence: jax.Array,
-    note: jax.Array,
+    x: StepTexts,
+    gumbel: jax.Array | None = None,
 ) -> jax.Array:
     """Logits ``[..., 17]``: EXECUTE, ASK, REFUSE, and of each trigger.
 
     Args:
         r: From :func:`route_weights`.
         w: From :func:`~jaxguard.world_model.rssm.step_weights`.
+        config: Sizes (static).
         h: ``h_{t+1}`` ``[..., D]``.
-        zhat: Latent of the prior there, one-hot ``[..., S, C]`` or indices ``[..., S]``.
         given: From :func:`route_given`, broadcastable to ``[..., R]``.
-        obs, act, evidence, note: ``[..., E]`` of step t.
+        x: The step's vectors.
+        gumbel: Noise ``[..., S, C]`` that samples the prior's latent there; ``None`` takes its mode.
     """
-    x = h @ r.from_h + latents.product(zhat, r.from_z) + given + w.obs(obs) @ r.from_obs + w.act(act) @ r.from_act
-    x = x + r.evidence(evidence) @ r.from_evidence + r.note(note) @ r.from_note
-    return jax.nn.silu(normalise(x, *r.norm)) @ r.out + r.out_bias
+    read = h @ r.read_h
+    prior = prior_from(w, config, read[..., : config.hidden])
+    zhat = latents.mode(prior) if gumbel is None else latents.sample(gumbel, latents.log_probs(prior, config.unimix))
+    known = jnp.concatenate([w.obs(x.obs), w.act(x.act), r.evidence(x.evidence), r.note(x.note)], axis=-1)
+    out = read[..., config.hidden :] + latents.product(zhat, r.from_z) + given + known @ r.from_known
+    return jax.nn.silu(normalise(out, *r.norm)) @ r.out + r.out_bias
 
 
 def route_logits(
@@ -166,15 +170,11 @@ def route_logits(
     """
     scan_key, prior_key = (None, None) if key is None else jax.random.split(key)
     w = step_weights(build(config, params["world"]), config)
-    r = route_weights(build_as(RouteHead, config, params["head"]), config, recurrence)
+    r = route_weights(build_as(RouteHead, config, params["head"]), w, config, recurrence)
     h = observe(w, config, encode_instruction(w, x.ins).h0, encode_steps(w, config, x.obs, x.act), scan_key).h[:, 1:]
-    logits = prior_logits(w, config, h)
-    if prior_key is None:
-        zhat = latents.mode(logits)
-    else:
-        zhat = latents.sample(latents.noise(prior_key, logits.shape), latents.log_probs(logits, config.unimix))
-    given = route_given(r, w, x.ins, x.memory)[:, None]
-    return read_route(r, w, h, zhat, given, x.obs, x.act, x.evidence, x.note)
+    gumbel = None if prior_key is None else latents.noise(prior_key, (*h.shape[:2], config.stoch, config.classes))
+    texts = StepTexts(x.obs, x.act, x.evidence, x.note)
+    return read_route(r, w, config, h, route_given(r, w, x.ins, x.memory)[:, None], texts, gumbel)
 
 
 class RouteState(NamedTuple):
@@ -198,9 +198,11 @@ class RouteScorer:
 
         def prepared(p: Params) -> tuple[StepWeights, RouteWeights]:
             w = step_weights(build(config, p["world"]), config)
-            return w, route_weights(build_as(RouteHead, config, p["head"]), config, recurrence)
+            # Without the columns of the risk heads, which are not read.
+            w = w._replace(from_a=w.from_a[:, : 3 * config.deter])
+            return w, route_weights(build_as(RouteHead, config, p["head"]), w, config, recurrence)
 
-        # Constants of the compiled functions, as in the guard's scorer; unused risk heads are left out by the compiler.
+        # Constants of the compiled functions, as in the guard's scorer.
         weights: Any = jax.device_get(jax.jit(prepared)(params))
 
         @jax.jit
@@ -211,10 +213,9 @@ class RouteScorer:
         @jax.jit
         def live(state: RouteState, x: jax.Array) -> tuple[RouteState, jax.Array]:
             w, r = jax.tree.map(jnp.asarray, weights)
-            obs, act, evidence, note = x
-            h, _ = observe_step(w, config, state.h, encode_steps(w, config, obs, act))
-            zhat = latents.mode(prior_logits(w, config, h))
-            return state._replace(h=h), read_route(r, w, h, zhat, state.given, obs, act, evidence, note)
+            texts = StepTexts(*x)
+            h, _ = observe_step(w, config, state.h, encode_steps(w, config, texts.obs, texts.act))
+            return state._replace(h=h), read_route(r, w, config, h, state.given, texts)
 
         self._start, self._live = start, live
         self._batch = jax.jit(lambda x: route_logits(params, config, x, None, recurrence))

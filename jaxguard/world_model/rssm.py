@@ -250,10 +250,11 @@ def _logits(x: jax.Array, norm: Norm, kernel: jax.Array, bias: jax.Array, config
 
 def prior_logits(w: StepWeights, config: ModelConfig, h: jax.Array) -> jax.Array:
     """Logits of ``p(z | h)``: ``[..., D] -> [..., S, C]``."""
-    return _prior(w, config, h @ w.read_h[:, : config.hidden])
+    return prior_from(w, config, h @ w.read_h[:, : config.hidden])
 
 
-def _prior(w: StepWeights, config: ModelConfig, from_h: jax.Array) -> jax.Array:
+def prior_from(w: StepWeights, config: ModelConfig, from_h: jax.Array) -> jax.Array:
+    """The same for a state whose product with the first ``hidden`` columns of ``read_h`` is known, ``[..., H]``."""
     return _logits(from_h + w.prior_bias, w.prior_norm, w.prior_out, w.prior_out_bias, config)
 
 
@@ -331,7 +332,7 @@ def read_mode(w: StepWeights, config: ModelConfig, h: jax.Array, given: jax.Arra
     the hazard logit.
     """
     from_h = h @ w.read_h
-    zhat = latents.mode(_prior(w, config, from_h[..., : config.hidden]))
+    zhat = latents.mode(prior_from(w, config, from_h[..., : config.hidden]))
     logits = _risk(w, config, from_h[..., config.hidden :], zhat, given)
     return jax.nn.sigmoid(logits + jnp.stack([pooled, jnp.zeros_like(pooled)], axis=-1))
 

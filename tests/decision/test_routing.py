@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.special import softmax
 
-from jaxguard.decision.routing import Routing, RoutingError, shares
+from jaxguard.decision.routing import Routing, RoutingError, route_step, shares
 from jaxguard.types import Route
 
 EXECUTE, ASK, REFUSE = Route
@@ -175,3 +175,16 @@ def test_what_is_no_routing_is_refused(text: str) -> None:
 def test_provenance_that_json_cannot_hold_is_refused() -> None:
     with pytest.raises(RoutingError, match="provenance"):
         replace(ROUTING, provenance={"x": math.nan}).to_json()
+
+
+def test_one_step_routes_as_arrays_do() -> None:
+    rng = np.random.default_rng(3)
+    logits = (4 * rng.normal(size=(500, 3))).astype(np.float32)
+    logits[::50, 1] = np.nan
+    logits[7] = (1.0, 0.0, 1.0)  # a tie goes to REFUSE
+    logits[8] = (np.finfo(np.float32).max, -np.finfo(np.float32).max, 0.0)
+    found = shares(logits)
+    for tau in (0.0, float(found.q[1]), 0.5, 1.0):
+        one = [route_step(row.tolist(), tau) for row in logits]
+        np.testing.assert_array_equal([route for route, _ in one], found.routes(tau))
+        np.testing.assert_array_equal([q for _, q in one], found.q)
