@@ -129,6 +129,8 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--trajectories", type=Path, action="append", required=True, metavar="DIR",
                      help="converted or generated trajectories; may be given several times")  # fmt: skip
     sub.add_argument("--store", type=Path, required=True, metavar="DIR", help="feature store; texts in it are kept")
+    text = "also what a router reads, of steps whose review follows from a hazard label; of other reviews it always is"
+    sub.add_argument("--router", action="store_true", help=text)
     quiet(sub)
 
     sub = command("train", _train, "train the world model and the risk heads; resumes where it stopped", config=True)
@@ -254,13 +256,15 @@ def _embed(arguments: argparse.Namespace) -> None:
     from jaxguard.features.encoder import load_encoder
     from jaxguard.features.store import FeatureStore
     from jaxguard.traces.jsonl import read_trajectories
+    from jaxguard.traces.review_sets import reviewed
 
     config = load_config(arguments.config, arguments.overrides)
+    trajectories = chain.from_iterable(read_trajectories(path) for path in arguments.trajectories)
     encoder = load_encoder(config.encoder)
     store = FeatureStore.create_or_open(arguments.store, encoder.fingerprint, encoder.dim)
     with tqdm(desc="embed", unit="window", disable=arguments.quiet) as bar:
         report = embed(
-            chain.from_iterable(read_trajectories(path) for path in arguments.trajectories),
+            reviewed(trajectories) if arguments.router else trajectories,
             store,
             encoder,
             thought=config.data.thought,

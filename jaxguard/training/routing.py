@@ -149,6 +149,12 @@ def make_route_episodes(
             f"{part} part: got {len(trajectories)} trajectories, none with a reviewed step among its first "
             f"{config.train.max_steps}, expected one"
         )
+    if missing := store.missing(list(texts.texts)):
+        raise TrainingError(
+            f"feature store {store.path}: {len(missing):,} of {len(texts.texts):,} texts of the {part} part have no "
+            f"vector, the first is {missing[0]!r:.80}; `jaxguard embed --router --store {store.path} --trajectories "
+            "DIR` embeds them"
+        )
     table = store.get(list(texts.texts))
     return RouteEpisodes(
         table, tuple(ids), tuple(rows), tuple(labels), tuple(triggers), tuple(sources), len(trajectories) - len(ids)
