@@ -19,12 +19,12 @@ from jaxguard.features.texts import well_formed
 from jaxguard.traces.snapshots import memory_of
 from jaxguard.types import Step, Trajectory
 
-GROUNDING_VERSION = 1
+GROUNDING_VERSION = 2
 
 # Shorter values ("on", "7") are found everywhere, longer ones are contents rather than names.
 SHORTEST, LONGEST = 3, 120
 
-_SENTENCE = re.compile(r"\n+|(?<=[.!?;])\s+")
+_SENTENCE = re.compile(r"\n+|(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+")
 # A name goes on over these: "plan.q1" is not named by "plan", nor "web-api" by "api".
 _GOES_ON, _GOES_ON_BEFORE = re.compile(r"[-.@]?\w"), re.compile(r"\w[-.@]?$")
