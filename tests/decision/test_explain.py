@@ -36,7 +36,7 @@ def test_refused_calls_have_a_reason_and_no_question_asked_ones_both(trigger: st
 
 
 @pytest.mark.parametrize(
-    ("evidence", "note"), itertools.product(["", "plan.q1 is sealed."], ["", "Ask about plan.q1."])
+    ("evidence", "note"), list(itertools.product(["", "plan.q1 is sealed."], ["", "Ask about plan.q1."]))
 )
 def test_only_what_was_seen_is_quoted(evidence: str, note: str) -> None:
     reason, _ = explain(Route.ASK, "h", SEND, evidence=evidence, note=note)

@@ -209,7 +209,7 @@ def test_pairs_differ_in_memory_alone_and_go_different_ways() -> None:
             pairs[t.metadata["pair"]].append(t)
     complete = [both for both in pairs.values() if len(both) == 2]
     assert len(complete) >= len(pairs) - 1  # the end may cut the last one
-    seen = Counter()
+    seen: Counter[tuple[str, str, str]] = Counter()
     for one, other in complete:
         assert review(one).route is not review(other).route
         assert "memory" not in one.metadata
