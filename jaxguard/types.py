@@ -234,18 +234,21 @@ class JointVerdict:
 
     @property
     def reason(self) -> str:
-        """Why the call is not simply run: what either says, the guard first; ``""`` where it may run."""
+        """What speaks against the call: what either says, the guard first; ``""`` where neither says anything."""
         hazard, fused = self.guard.hazard, self.guard.fused
         said = {
             Decision.PASS: "",
             Decision.HOLD: f"The run so far is risky (fused risk {fused:.2f}).",
             Decision.BLOCK: f"The call itself is hazardous (hazard risk {hazard:.2f}).",
         }[self.guard.decision]
-        return " ".join(filter(None, [self.guard.error or said, self.router.reason]))
+        if self.guard.error:
+            said = "" if self.guard.error == self.router.error else f"Could not be scored: {self.guard.error}"
+        return " ".join(filter(None, [said, self.router.reason]))
 
     @property
     def question(self) -> str:
-        """What to ask the user where the call is neither run nor refused; else ``""``."""
+        """What to ask the user where ``decision`` is HOLD; else ``""``."""
         if self.decision is not Decision.HOLD:
             return ""
-        return self.router.question or "The run so far is risky. May this call go ahead?"
+        doubt = "This call could not be checked." if self.guard.error else "The run so far is risky."
+        return self.router.question or f"{doubt} May it run?"

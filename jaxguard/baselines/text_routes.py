@@ -37,7 +37,8 @@ KINDS = {"bag of words": _bag, "current call": _call, "call and latest observati
 
 
 def text_routes(train: Sequence[Step], labels: np.ndarray, asked: Sequence[Step]) -> Mapping[str, np.ndarray]:
-    """Routes ``[N]`` of the asked steps by each kind, fitted on steps with labels; empty where there is one class only.
+    """Routes ``[N]`` of the asked steps by each kind, fitted on steps with labels; empty where
+    those have one class only, or nothing is asked.
 
     Args:
         train: Trajectories and the index of a step.

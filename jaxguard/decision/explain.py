@@ -37,10 +37,15 @@ _QUESTIONS: Mapping[str, str] = {
 
 
 def missing_arguments(step: Step, earlier: Iterable[Step]) -> tuple[str, ...]:
-    """Arguments that are empty, or that earlier calls of the same tool had and this one lacks."""
-    own = step.arguments or {}
+    """Arguments that are empty, or that earlier calls of the same tool had and this one lacks.
+
+    None where the arguments could not be parsed: what they lack is not known.
+    """
+    if step.arguments is None:
+        return ()
+    own = step.arguments
     known = dict.fromkeys(key for other in earlier if other.tool == step.tool for key in other.arguments or {})
-    empty = [key for key, value in own.items() if value is None or value in ("", [], {})]
+    empty = [key for key, value in own.items() if _is_empty(value)]
     return tuple(dict.fromkeys([*empty, *(key for key in known if key not in own)]))
 
 
@@ -69,6 +74,10 @@ def explain(
     template = _QUESTIONS.get(trigger, "May {tool} run on {thing}?")
     what = ", ".join(missing) or "the value that is missing"
     return reason, template.format(tool=step.tool, thing=thing, missing=what)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip()) or value in ([], {})
 
 
 def _thing(arguments: Mapping[str, Any]) -> str:

@@ -57,7 +57,7 @@ def embed(
 ) -> EmbedReport:
     """Encode every text of ``trajectories`` that ``store`` lacks, and append it chunk by chunk.
 
-    Of reviewed trajectories, those are texts that a router reads as well.
+    Those of a reviewed trajectory include what a router reads (:mod:`jaxguard.features.grounding`).
 
     Memory holds one chunk, whatever the number of trajectories (beside the store's index). A killed run
     that is started again ends with the same vectors, bit for bit on the same machine.

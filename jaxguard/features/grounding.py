@@ -1,7 +1,10 @@
 """What was said of the things that a call acts on: the texts that a router reads beside those of a guard.
 
-A call names things by the values of its arguments (a file, a ticket, an address). The *evidence* of a step is the
-sentences of the latest observation that mentions such a value, its *note* the sentences of the user's memory that do.
+A call names things by the values of its arguments (a file, a ticket, an address). The *evidence* of a step is, for
+each such value, the sentences that mention it in the latest observation that does, in the order in which they were
+seen; its *note* is the sentences of the user's memory that mention one. Case does not matter, and a value is mentioned
+only where it stands as a whole: ``plan`` is not mentioned by ``plan.q1``, ``plan-b``, ``plan@hq`` or ``plan_b``, but by
+``plan.`` and ``/plan/``.
 A pooled vector of a whole observation or memory mixes what is said of several things; these do not.
 
 Neither looks at anything after the step's proposal (pre-action rule). Any change of what is written here raises
@@ -85,8 +88,7 @@ class Grounding:
             if lines := now.mentioning(value):
                 found.setdefault(len(self._seen), set()).update(lines)
                 continue
-            fewest = min((self._places.get(word, []) for word in _WORD.findall(value)), key=len, default=[])
-            for place in reversed(fewest):
+            for place in reversed(_rarest(self._places, value)):
                 if lines := self._seen[place].mentioning(value):
                     found.setdefault(place, set()).update(lines)
                     break
@@ -105,20 +107,17 @@ class Grounding:
 def named(step: Step) -> tuple[str, ...]:
     """What a call names: the values in its arguments, lower-case, each once; of unparsable arguments nothing."""
     found: dict[str, None] = {}
-
-    def walk(value: Any) -> None:
+    left: list[Any] = [step.arguments or {}]  # not by recursion: arguments may be nested deeper than Python's stack
+    while left:
+        value = left.pop()
         if isinstance(value, Mapping):
-            for inner in value.values():
-                walk(inner)
+            left += reversed(list(value.values()))
         elif isinstance(value, list | tuple):
-            for inner in value:
-                walk(inner)
+            left += reversed(value)
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
             text = well_formed(str(value)).strip().lower()
             if SHORTEST <= len(text) <= LONGEST and _WORD.search(text):
                 found[text] = None
-
-    walk(step.arguments or {})
     return tuple(found)
 
 
@@ -129,11 +128,19 @@ class _Sentences:
         self.text = text
         self.lines = [line for line in _SENTENCE.split(text) if line.strip()]
         self._lower = [line.lower() for line in self.lines]
-        self.words = set(_WORD.findall(text.lower()))
+        self.words: dict[str, list[int]] = {}  # lines by word, in order
+        for at, line in enumerate(self._lower):
+            for word in dict.fromkeys(_WORD.findall(line)):
+                self.words.setdefault(word, []).append(at)
 
     def mentioning(self, value: str) -> list[int]:
         """Lines in which a value stands as a whole, not as a part of a longer name."""
-        return [i for i, line in enumerate(self._lower) if _mentions(line, value)]
+        return [at for at in _rarest(self.words, value) if _mentions(self._lower[at], value)]
+
+
+def _rarest(places: Mapping[str, list[int]], value: str) -> list[int]:
+    """Where that word of ``value`` stands which stands in the fewest places; the value cannot stand elsewhere."""
+    return min((places.get(word, []) for word in _WORD.findall(value)), key=len, default=[])
 
 
 def _mentions(line: str, value: str) -> bool:

@@ -16,6 +16,7 @@ import pytest
 from jaxguard.features.embed import embed
 from jaxguard.features.encoder import OnWindows
 from jaxguard.features.fingerprint import EncoderFingerprint
+from jaxguard.features.grounding import route_texts
 from jaxguard.features.minilm import MiniLMEncoder
 from jaxguard.features.shards import FeatureStoreError
 from jaxguard.features.store import FeatureStore
@@ -97,6 +98,28 @@ def test_thought_changes_the_action_texts(tmp_path: Path) -> None:
     embed([Trajectory(id="t", instruction="i", steps=(step,))], store, encoder, thought=True)
     assert "hmm\na {}" in store
     assert "a {}" not in store
+
+
+def test_reviewed_trajectories_bring_what_a_router_reads(tmp_path: Path) -> None:
+    encoder = LengthEncoder()
+    store = FeatureStore.create_or_open(tmp_path, encoder.fingerprint, 2)
+    steps = (
+        Step("look", {"at": "vase"}, "0"),
+        Step("drop", {"item": "vase"}, "1", observation="The lamp works. The vase is sold."),
+    )
+    memory = {"memory": "I sing. Ask me about the vase."}
+    plain = Trajectory(id="plain", instruction="tidy", steps=steps, metadata=memory)
+    reviewed = dataclasses.replace(plain, id="r", metadata={**memory, "reviews": [{"step": 1, "route": "ASK"}]})
+    # tidy, three observations of which two are "", two actions
+    first = embed([plain], store, encoder)
+    assert (first.texts, first.unique, first.embedded) == (6, 5, 5)
+    assert memory["memory"] not in store
+    # memory, two pieces of evidence of which one is "", twice the same note
+    second = embed([reviewed], store, encoder)
+    assert (second.texts, second.unique, second.already_there, second.embedded) == (11, 8, 5, 3)
+    assert set(encoder.calls[-1]) == {memory["memory"], "The vase is sold.", "Ask me about the vase."}
+    known = route_texts(reviewed)
+    assert all(text in store for text in (known.memory, *known.evidence, *known.notes))
 
 
 def test_another_encoder_is_refused_before_anything_is_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from jaxguard.types import Step, Trajectory
+from jaxguard.types import JaxguardError, Step, Trajectory
 
 FRAMEWORKS = ("plain", "structured")
 BACKBONES = ("terse", "thorough")
@@ -21,8 +21,14 @@ def restyle(trajectory: Trajectory, framework: str, backbone: str) -> Trajectory
     Args:
         trajectory: Of :mod:`jaxguard.traces.services.corpus`.
         framework: ``"plain"``, or ``"structured"``: observations as JSON records, tool names in CamelCase.
-        backbone: ``"terse"``, or ``"thorough"``: every read is announced and summed up in the observation.
+        backbone: ``"terse"``, or ``"thorough"``: every read is announced and closed in the observation.
+
+    Raises:
+        JaxguardError: Another framework or backbone.
     """
+    for name, value, known in (("framework", framework, FRAMEWORKS), ("backbone", backbone, BACKBONES)):
+        if value not in known:
+            raise JaxguardError(f"{name}: got {value!r:.80}, expected one of {', '.join(known)}")
     steps = [_restyled(step, framework, backbone) for step in trajectory.steps]
     return dataclasses.replace(
         trajectory,
