@@ -60,6 +60,8 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     sub.add_argument("--prompt", type=Path, metavar="FILE", help="prompt template (YAML: system, user)")
     sub.add_argument("--style", choices=("first", "think"), help="decide at once, or after a block of thought")
     sub.add_argument("--max-think", type=int, default=256, metavar="N", help="longest block, tokens (%(default)s)")
+    sub.add_argument("--max-tokens", type=int, default=6144, metavar="N", help="longest prompt, tokens (%(default)s)")
+    sub.add_argument("--batch-tokens", type=int, default=16_384, metavar="N", help="tokens of a batch (%(default)s)")
     sub.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     sub.add_argument("--device", default="cpu", metavar="NAME", help="PyTorch device (%(default)s)")
     sub.add_argument("--every", action="store_true", help="every step, not only the reviewed ones")
@@ -151,7 +153,9 @@ def _logits(arguments: argparse.Namespace) -> None:
         tokens=arguments.tokens,
         prompt=None if arguments.prompt is None else load_prompt(arguments.prompt),
         style=arguments.style,
+        max_tokens=arguments.max_tokens,
         max_think=arguments.max_think,
+        batch_tokens=arguments.batch_tokens,
         dtype=arguments.dtype,
         device=arguments.device,
     )
