@@ -7,6 +7,7 @@ import math
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from guard_samples import CONFIG, TRAJECTORIES, FakeEncoder, calibrated_guard, fail, fresh_guard, replay
 

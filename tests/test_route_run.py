@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from small_run import DIM, HashEncoder, Outcome, at_toy_size, command, done, hash_encoder, refused
 
+from jaxguard.evaluation.evaluate import GUARD
 from jaxguard.features.decision_logits import reviewed_snapshots
+from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
 from jaxguard.inputs import PARTS, load_trajectories
 from jaxguard.route_config import RouteConfig
@@ -112,7 +114,9 @@ def test_what_is_held_out_is_in_no_part_that_teaches(made: Made) -> None:
     router = Router.load(made.run / "router", HashEncoder())
     assert "mail" not in router.routing.services["balanced"]  # type: ignore[union-attr]
     figures = json.loads((made.run / "report" / "evaluation.json").read_text())
-    assert "service=mail" in json.dumps(figures)
+    rows = {(section["kind"], section["name"]): section["counts"]["rows"] for section in figures["sections"]}
+    assert rows["unseen", "service=mail"] == len(held_out)
+    assert [count for (kind, _), count in rows.items() if kind == "all"] == [len(parts["test"])]
 
 
 def test_training_again_changes_nothing_and_keeps_the_thresholds(made: Made, copy: Path) -> None:
@@ -127,7 +131,7 @@ def test_training_again_changes_nothing_and_keeps_the_thresholds(made: Made, cop
 def test_the_grid_and_another_place(made: Made, tmp_path: Path, copy: Path) -> None:
     done("route", "evaluate", copy, "--grid")
     figures = json.loads((copy / "report" / "evaluation.json").read_text())
-    assert len(figures["grid"]) == 4
+    assert len(figures["grid"]["configs"]) == 4
     other = tmp_path / "other"
     done("route", "generate", "--out", other, "corpus.trajectories=20", "corpus.seed=5")
     for bundle in (made.run, made.run / "router"):
@@ -142,8 +146,6 @@ def test_the_grid_and_another_place(made: Made, tmp_path: Path, copy: Path) -> N
 
 def test_cached_logits(made: Made, tmp_path: Path) -> None:
     """A store made by hand: logits that say the label, and three log-probabilities beside them."""
-    from jaxguard.features.fingerprint import EncoderFingerprint
-
     trajectories = load_trajectories([str(made.data)])
     fingerprint = EncoderFingerprint("toy", "0", 0, "decision: by hand", "float32", 16, "windows")
     store = FeatureStore.create_or_open(tmp_path / "logits", fingerprint, 6)
@@ -154,8 +156,11 @@ def test_cached_logits(made: Made, tmp_path: Path) -> None:
     arguments = ("route", "cached", "--trajectories", made.data, "--out", tmp_path / "out", *SIZES)
     done(*arguments, "--store", tmp_path / "logits")
     figures = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert figures["overall"]["models"]["router"]["acc"]["value"] == 1.0
-    assert "service=mail" in json.dumps(figures)
+    sections = {(section["kind"], section["name"]): section for section in figures["sections"]}
+    for (kind, _), section in sections.items():
+        assert section["models"][GUARD]["acc"]["value"] == 1.0, kind
+    held_out = [t for t in trajectories.values() if t.metadata["service"] == "mail"]
+    assert sections["unseen", "service=mail"]["counts"]["rows"] == len(held_out)  # one review each
     assert json.loads((tmp_path / "out" / "routing.json").read_text())["source"] == fingerprint.short
     message = refused(*arguments, "--store", made.root / "store")
     assert "expected 6 of" in message
@@ -178,7 +183,7 @@ def test_a_router_of_other_reviews_is_refused(made: Made, tmp_path: Path) -> Non
     other = {**review, "route": "ASK" if review["route"] != "ASK" else "REFUSE"}
     trajectories[0] = dataclasses.replace(first, metadata={**first.metadata, "reviews": [other]})
     shutil.rmtree(data)
-    write_trajectories(trajectories, data / "part.jsonl")
+    write_trajectories(trajectories, data / "trajectories.jsonl.gz")
     for name in ("evaluate", "calibrate"):
         message = refused("route", name, run)
         assert f"{data}: not what the router in {run} was trained on" in message
@@ -193,7 +198,9 @@ def test_evaluation_only_trains_and_selects_nothing(made: Made, tmp_path: Path) 
             trajectories[marked], metadata={**trajectories[marked].metadata, "evaluation_only": True}
         )
         data = tmp_path / name
-        write_trajectories([own if t.id == marked else t for t in trajectories.values()], data / "part.jsonl")
+        write_trajectories(
+            [own if t.id == marked else t for t in trajectories.values()], data / "trajectories.jsonl.gz"
+        )
         message = refused(*made.train(tmp_path / "run", f"data.trajectories=[{data}]"))
         assert f"{name} part: 1 trajectories are for evaluation only (e.g. {marked!r}), expected none" in message
         assert not (tmp_path / "run").exists()
