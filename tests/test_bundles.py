@@ -32,7 +32,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert mine.keys() == theirs.keys()
     assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
     for (_, _, a), (_, _, b) in zip(loaded.logits(TRAJECTORIES[:4]), router.logits(TRAJECTORIES[:4]), strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, atol=1e-5)  # either may have been compiled with fewer optimisations
     description = json.loads((path / "router.json").read_text())
     assert {"jaxguard", "jax", "flax", "numpy"} <= description["versions"].keys()
     assert description["jaxguard_router"] == 1
