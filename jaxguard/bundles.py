@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -17,6 +18,8 @@ from safetensors.numpy import load_file, save_file
 from jaxguard.types import JaxguardError
 
 WEIGHTS = "weights.safetensors"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Kind:
         error: What is raised.
         remedy: What makes one anew, for the message about another version.
         objects: Entries of the description that must be objects, beside other ``entries`` that must be there.
+        thresholds: The entry that holds the digest of the thresholds; their file is called like it.
+        command: What chooses them.
     """
 
     name: str
@@ -37,6 +42,8 @@ class Kind:
     remedy: str
     objects: tuple[str, ...]
     entries: tuple[str, ...]
+    thresholds: str
+    command: str
 
     @property
     def file(self) -> str:
@@ -49,9 +56,15 @@ class Kind:
         return "jaxguard_bundle" if self.name == "guard" else f"jaxguard_{self.name}"
 
     def write(
-        self, target: Path, description: Mapping[str, Any], weights: dict[str, np.ndarray], files: Mapping[str, bytes]
+        self, target: Path, description: Mapping[str, Any], weights: dict[str, np.ndarray], thresholds: str | None
     ) -> None:
         """Writes the folder; an existing bundle there is replaced, or stays where that fails.
+
+        Args:
+            target: The folder.
+            description: JSON-like; version and digest of the thresholds are added.
+            weights: Arrays by name.
+            thresholds: Text of the thresholds, ``None`` where there are none.
 
         Raises:
             JaxguardError: ``error`` where another thing stands there, the description is not JSON, or weights cannot
@@ -60,8 +73,10 @@ class Kind:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and not (target / self.file).exists():
             raise self.error(f"{self.name} bundle {target}: exists and is not a bundle; name another folder")
+        content = None if thresholds is None else thresholds.encode()
+        own = {self.key: self.version, self.thresholds: None if content is None else _digest(content)}
         try:
-            text = json.dumps({self.key: self.version, **description}, indent=2, sort_keys=True)
+            text = json.dumps({**own, **description}, indent=2, sort_keys=True)
         except (TypeError, ValueError) as error:
             raise self.error(f"provenance: {error}, expected JSON-like values") from None
         with _replacing(target) as made:
@@ -69,8 +84,8 @@ class Kind:
                 save_file(weights, made / WEIGHTS)
             except SafetensorError as error:  # a full disk, say
                 raise self.error(f"{self.name} bundle {target}: weights cannot be written ({error})") from error
-            for name, content in files.items():
-                (made / name).write_bytes(content)
+            if content is not None:
+                (made / f"{self.thresholds}.json").write_bytes(content)
             (made / self.file).write_text(text, encoding="utf-8")
 
     def read(self, folder: Path) -> dict[str, Any]:
@@ -93,7 +108,7 @@ class Kind:
             raise self.error(
                 f"{where}: version is {found!r:.40}, this jaxguard reads version {self.version}; {self.remedy}"
             )
-        if missing := {*self.objects, *self.entries} - description.keys():
+        if missing := {*self.objects, *self.entries, self.thresholds} - description.keys():
             raise self.error(f"{where}: {self.file} lacks {', '.join(sorted(missing))}")
         for name in self.objects:
             if not isinstance(description[name], dict):
@@ -111,6 +126,36 @@ class Kind:
         # What safetensors raises for a dtype that NumPy lacks depends on the dtype.
         except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise self.error(f"{self.name} bundle {folder}: {WEIGHTS} cannot be read ({reason(error)})") from error
+
+    def read_thresholds(self, folder: Path, digest: object, read: Callable[[str], T]) -> T | None:
+        """The thresholds of a bundle, if any: those that were written with its description, and no others.
+
+        Args:
+            folder: The bundle.
+            digest: What the description says of them.
+            read: Makes them of their text.
+
+        Raises:
+            JaxguardError: ``error`` where they cannot be read, or are others.
+        """
+        path, where = folder / f"{self.thresholds}.json", f"{self.name} bundle {folder}"
+        if not path.exists():
+            return None  # nothing passes without thresholds
+        try:
+            content = path.read_bytes()
+            thresholds = read(content.decode("utf-8"))
+        except (OSError, UnicodeDecodeError, JaxguardError) as error:
+            raise self.error(f"{where}: {path.name} cannot be read ({error})") from error
+        if _digest(content) != digest:
+            raise self.error(
+                f"{where}: {path.name} is not the file that {self.file} was written with; delete it and run "
+                f"`{self.command}` again"
+            )
+        return thresholds
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def reason(error: Exception) -> str:

@@ -162,7 +162,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 whatever came before it. ``paper`` takes back what was added to the paper's training and thresholds."""
 
 
-def _require_regularisation(config: Any, section: str) -> None:
+def require_regularisation(config: Any, section: str) -> None:
     require(config.schedule in ("constant", "cosine"), f"{section}.schedule", config.schedule, "'constant' or 'cosine'")
     require(0 <= config.input_dropout < 1, f"{section}.input_dropout", config.input_dropout, "a share in [0, 1)")
     require_at_least(config, section, 0, "weight_decay")
@@ -191,7 +191,7 @@ class Stage1Config:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_regularisation(self, "stage1")
+        require_regularisation(self, "stage1")
         require_at_least(self, "stage1", 0, "steps")
         require_at_least(self, "stage1", 1, "batch_size")
         require_at_most(self, "stage1", LARGEST_SIZE, "batch_size")
@@ -227,7 +227,7 @@ class Stage2Config:
     pooled: bool = True
 
     def __post_init__(self) -> None:
-        _require_regularisation(self, "stage2")
+        require_regularisation(self, "stage2")
         require_positive(self, "stage2", "positive_weight")
         require_at_least(self, "stage2", 0, "steps", "horizon", "world_model_scale")
         require_at_least(self, "stage2", 1, "batch_size")

@@ -35,6 +35,9 @@ from jaxguard.world_model.scorer import LiveState, Scorer
 
 logger = logging.getLogger(__name__)
 
+LARGEST_VALUE = 1e9
+"""In a vector. The squares of larger ones overflow, and a norm that divides by infinity makes all texts alike."""
+
 
 class GuardError(JaxguardError):
     """A bundle cannot be written or read, or a session was used in a way it forbids."""
@@ -46,7 +49,9 @@ BUNDLE = Kind(
     error=GuardError,
     remedy="delete it and make it anew (`jaxguard train`, with --fresh where its checkpoints are as old)",
     objects=("config", "encoder", "provenance"),
-    entries=("weights", "calibration"),
+    entries=("weights",),
+    thresholds="calibration",
+    command="jaxguard calibrate",
 )
 
 
@@ -54,12 +59,18 @@ def live_vectors(encoder: Encoder, texts: Sequence[str], *, live: bool = True) -
     """Vectors ``[N, E]`` of the texts of one call, or (not ``live``) of what is encoded once in a session.
 
     Raises:
-        GuardError: the encoder returned one that is not finite.
+        GuardError: the encoder returned others than N of its size, or one that is not finite, or beyond all measure.
     """
     with np.errstate(over="ignore"):
         vectors = np.asarray(encoder.encode(texts, live=live)).astype(np.float32, copy=False)
+    if vectors.shape != (expected := (len(texts), encoder.dim)):
+        raise GuardError(f"encoder {encoder.fingerprint}: returned shape {vectors.shape}, expected {expected}")
     if not np.isfinite(vectors).all():
         raise GuardError(f"encoder {encoder.fingerprint}: returned a vector that is not finite")
+    if (largest := float(np.abs(vectors).max(initial=0.0))) > LARGEST_VALUE:
+        raise GuardError(
+            f"encoder {encoder.fingerprint}: returned the value {largest:.3g}, expected {LARGEST_VALUE:g} at most"
+        )
     return vectors
 
 
@@ -205,17 +216,15 @@ class Guard:
 
         The folder appears complete or not at all; an existing bundle there is replaced, or stays where that fails.
         """
-        thresholds = None if self.calibration is None else self.calibration.to_json().encode()
         description = {
             "config": to_dict(self.config),
             "encoder": self.encoder.fingerprint.to_dict(),
             "weights": self.weights,
-            "calibration": None if thresholds is None else _digest(thresholds),
             "versions": versions(),
             "provenance": self.provenance,
         }
-        files = {} if thresholds is None else {"calibration.json": thresholds}
-        BUNDLE.write(Path(path), description, flatten(self.params), files)
+        thresholds = None if self.calibration is None else self.calibration.to_json()
+        BUNDLE.write(Path(path), description, flatten(self.params), thresholds)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], encoder: Encoder | None = None) -> Guard:
@@ -247,33 +256,11 @@ class Guard:
             raise GuardError(f"guard bundle {folder}: {WEIGHTS} cannot be read ({error})") from error
         if _fingerprint(params, config) != description["weights"]:
             raise GuardError(f"guard bundle {folder}: weights.safetensors and guard.json do not belong together")
-        calibration = _thresholds(folder, description["calibration"])
+        calibration = BUNDLE.read_thresholds(folder, description["calibration"], Calibration.from_json)
         try:
             return cls(config, params, encoder, calibration, description["provenance"])
         except JaxguardError as error:
             raise GuardError(f"guard bundle {folder}: {error}") from error
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _thresholds(folder: Path, digest: object) -> Calibration | None:
-    """The thresholds of a bundle, if any: those that were written with its ``guard.json``, and no others."""
-    path = folder / "calibration.json"
-    if not path.exists():
-        return None  # nothing passes without thresholds
-    try:
-        content = path.read_bytes()
-        calibration = Calibration.from_json(content.decode("utf-8"))
-    except (OSError, UnicodeDecodeError, JaxguardError) as error:
-        raise GuardError(f"guard bundle {folder}: calibration.json cannot be read ({error})") from error
-    if _digest(content) != digest:
-        raise GuardError(
-            f"guard bundle {folder}: calibration.json is not the file that guard.json was written with; delete it and "
-            "run `jaxguard calibrate` again"
-        )
-    return calibration
 
 
 class Session(LiveSession[Verdict, tuple[LiveState, EvidenceState]]):

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from jaxguard.config import Config
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.store import FeatureStore
-from jaxguard.route_config import RouteConfig
+from jaxguard.route_config import RouteConfig, RoutingConfig
 from jaxguard.settings import ConfigError, dump_settings, load_settings
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.splits import load_splits, make_splits, save_splits, transfer_splits
@@ -32,6 +32,8 @@ CONFIG_FILE, SPLITS_FILE = "config.yaml", "splits.json"
 WRITTEN = ("guard", "router", "report", "route", "stage2", "stage1", SPLITS_FILE, CONFIG_FILE)
 """All names that a run writes into its folder; what makes it a run folder is deleted last."""
 
+
+_TRAIN = {"guard": "jaxguard train", "router": "jaxguard route train"}
 
 C = TypeVar("C", Config, RouteConfig)
 
@@ -131,16 +133,17 @@ def prepare(folder: Path, config: C | None = None, *, fresh: bool = False, kind:
     read: C
     if config is not None:
         read = config
-        if stored.exists() and not fresh and (differing := _differing(load_settings(stored, (), kind), config)):
+        if stored.exists() and not fresh and (differing := _differing(_stored(stored, kind), config)):
             raise RunError(
                 f"run folder {folder}: was made with another configuration ({', '.join(differing)}); "
                 "use another --out, or --fresh"
             )
     elif stored.exists():
-        read = load_settings(stored, (), kind)
+        read = _stored(stored, kind)
     else:
-        command = "train" if kind is Config else "route train"
-        raise RunError(f"run folder {folder}: no config.yaml there; expected a folder that `jaxguard {command}` wrote")
+        raise RunError(
+            f"run folder {folder}: no config.yaml there; expected a folder that `{_TRAIN[_name(kind)]}` wrote"
+        )
     by_path = _by_path((*read.data.trajectories, *read.data.unseen))
     trajectories = {t.id: t for found in by_path.values() for t in found}
     unseen = {t.id: t for path in read.data.unseen for t in by_path[path]}
@@ -153,6 +156,18 @@ def prepare(folder: Path, config: C | None = None, *, fresh: bool = False, kind:
         path: _digest([_identity(trajectory) for trajectory in found]) for path, found in by_path.items()
     }
     return Run(folder, read, trajectories, splits, encoder, store, digests)
+
+
+def _name(kind: type[Any]) -> str:
+    """What a run makes; its bundle's folder is called like it."""
+    return "guard" if issubclass(kind, Config) else "router"
+
+
+def _stored(file: Path, kind: type[C]) -> C:
+    try:
+        return load_settings(file, (), kind)
+    except ConfigError as error:
+        raise RunError(f"{error}; expected the settings that `{_TRAIN[_name(kind)]}` wrote") from error
 
 
 def establish(run: Run[Any]) -> None:
@@ -184,26 +199,24 @@ def open_run(folder: Path, config: C | None = None, kind: type[C] = Config) -> R
 
 
 def require_trained_on(run: Run[Any], provenance: Mapping[str, Any]) -> None:
-    """Refuses split or labels other than those that a guard was trained on: its level would hold for neither.
+    """Refuses split or labels other than those that a guard or router was trained on: its level would hold for neither.
 
     Args:
         run: The run as it is now.
-        provenance: Of the guard in its folder.
+        provenance: Of the bundle in its folder.
 
     Raises:
         RunError: names the files that differ.
     """
-    trained = provenance.get("inputs")
+    trained, name = provenance.get("inputs"), _name(type(run.config))
     if not isinstance(trained, dict):
+        raise RunError(f"{name} bundle {run.folder / name}: does not say what it was trained on; run `{_TRAIN[name]}`")
+    files = [file for file in {**trained, **run.digests} if trained.get(file) != run.digests.get(file)]
+    if files:
+        shown = ", ".join(str(run.folder / file) if file == SPLITS_FILE else file for file in files)
         raise RunError(
-            f"guard bundle {run.folder / 'guard'}: does not say what it was trained on; run `jaxguard train`"
-        )
-    names = [name for name in {**trained, **run.digests} if trained.get(name) != run.digests.get(name)]
-    if names:
-        shown = ", ".join(str(run.folder / name) if name == SPLITS_FILE else name for name in names)
-        raise RunError(
-            f"{shown}: not what the guard in {run.folder} was trained on (other ids, labels or parts); restore that, "
-            "or run `jaxguard train` again"
+            f"{shown}: not what the {name} in {run.folder} was trained on (other ids, labels or parts); restore that, "
+            f"or run `{_TRAIN[name]}` again"
         )
 
 
@@ -268,29 +281,43 @@ def _splits(
     """The split of this run: the one in its folder, the one that the config names, or a new one."""
     split = config.data.split
     named = Path(split.file) if split.file else None
+    held_out = hold_out(config.routing, trajectories) if isinstance(config, RouteConfig) else {}
     for path in (file, named):
         if path is not None and path.exists():
             found = load_splits(path, trajectories)
             if missing := [name for name in PARTS if name not in found]:
                 raise RunError(f"{path}: lacks {', '.join(missing)}, expected the parts {', '.join(PARTS)}")
+            for name in PARTS[:3]:
+                if wrong := [i for i in found[name] if i in held_out]:
+                    raise RunError(
+                        f"{path}: {name} holds {wrong[0]!r}, which routing.unseen holds out ({held_out[wrong[0]][0]}), "
+                        "expected it in no part but test"
+                    )
             return found
     if named is not None:
         raise RunError(f"data.split.file: {named} does not exist")
     fractions = {name: getattr(split, name) for name in PARTS}
     options: dict[str, Any] = {"group_by": _group_by(config), "join_actions": split.join_actions}
+    seen, other = ([t for i, t in some.items() if i not in held_out] for some in (trajectories, unseen))
     if unseen:
-        seen = [trajectory for name, trajectory in trajectories.items() if name not in unseen]
-        return transfer_splits(seen, unseen.values(), fractions, split.seed, split.local, **options)
-    if not isinstance(config, RouteConfig):
-        return make_splits(trajectories.values(), fractions, split.seed, **options)
-    held_out = {name: config.routing.held_out(t.metadata) for name, t in trajectories.items()}
-    met = {entry for entries in held_out.values() for entry in entries}
-    if strange := [entry for entry in config.routing.unseen if entry not in met]:
+        seen = [t for t in seen if t.id not in unseen]
+        splits = transfer_splits(seen, other, fractions, split.seed, split.local, **options)
+    else:
+        splits = make_splits(seen, fractions, split.seed, **options)
+    return {**splits, UNSEEN: sorted(held_out)} if held_out else splits
+
+
+def hold_out(settings: RoutingConfig, trajectories: Mapping[str, Trajectory]) -> dict[str, list[str]]:
+    """The entries of ``routing.unseen`` by the id of each trajectory that falls under one.
+
+    Raises:
+        RunError: no trajectory falls under an entry.
+    """
+    found = {i: entries for i, t in trajectories.items() if (entries := settings.held_out(t.metadata))}
+    met = {entry for entries in found.values() for entry in entries}
+    if strange := [entry for entry in settings.unseen if entry not in met]:
         raise RunError(f"routing.unseen: got {strange[0]!r}, which no trajectory has in its metadata")
-    apart = [name for name, entries in held_out.items() if entries]
-    kept = [t for name, t in trajectories.items() if not held_out[name]]
-    splits = make_splits(kept, fractions, split.seed, **options)
-    return {**splits, UNSEEN: apart} if apart else splits
+    return found
 
 
 def _differing(one: Any, other: Any, prefix: str = "") -> list[str]:

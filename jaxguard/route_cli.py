@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,8 +175,6 @@ def _logits(arguments: argparse.Namespace) -> None:
 
 
 def _count(done: int) -> None:
-    import sys
-
     print(f"{done:,} snapshots", file=sys.stderr, flush=True)
 
 
@@ -203,6 +202,4 @@ def _finetune(arguments: argparse.Namespace) -> None:
 
 
 def _loss(step: int, loss: float) -> None:
-    import sys
-
     print(f"step {step:,}: loss {loss:.4f}", file=sys.stderr, flush=True)

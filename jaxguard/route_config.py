@@ -16,6 +16,7 @@ from jaxguard.config import (
     ModelConfig,
     Stage1Config,
     TrainConfig,
+    require_regularisation,
 )
 from jaxguard.settings import (
     load_settings,
@@ -65,9 +66,8 @@ class RouteStageConfig:
     recurrence: bool = True
 
     def __post_init__(self) -> None:
-        require(self.schedule in ("constant", "cosine"), "route.schedule", self.schedule, "'constant' or 'cosine'")
-        require(0 <= self.input_dropout < 1, "route.input_dropout", self.input_dropout, "a share in [0, 1)")
-        require_at_least(self, "route", 0, "weight_decay", "world_model_scale", "trigger_scale")
+        require_regularisation(self, "route")
+        require_at_least(self, "route", 0, "world_model_scale", "trigger_scale")
         require_at_least(self, "route", 1, "steps", "batch_size")
         require_at_most(self, "route", LARGEST_SIZE, "batch_size")
         require_positive(self, "route", "learning_rate", "clip_norm")

@@ -8,7 +8,6 @@ parameters, the calibration part chooses tau, the test part and what ``routing.u
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,11 +27,14 @@ from jaxguard.evaluation.routing_rows import RoutedRows, majority_by_tool
 from jaxguard.features.decision_logits import read_logits
 from jaxguard.features.store import FeatureStore
 from jaxguard.inputs import (
+    PARTS,
+    SPLITS_FILE,
     UNSEEN,
     Run,
     RunError,
     delete_run,
     establish,
+    hold_out,
     load_trajectories,
     open_run,
     prepare,
@@ -40,12 +42,12 @@ from jaxguard.inputs import (
     require_trained_on,
 )
 from jaxguard.route_config import RouteConfig, RoutingConfig
-from jaxguard.router import Router
+from jaxguard.router import Router, service_of
 from jaxguard.settings import ConfigError, override
 from jaxguard.traces.review_sets import reviewed
 from jaxguard.traces.services.restyle import BACKBONES, FRAMEWORKS, restyle
-from jaxguard.traces.snapshots import reviews_of, snapshot
-from jaxguard.traces.splits import make_splits
+from jaxguard.traces.snapshots import Review, reviews_of, snapshot
+from jaxguard.traces.splits import load_splits, make_splits
 from jaxguard.training.episodes import make_episodes
 from jaxguard.training.loop import run_stage, stage_of
 from jaxguard.training.routing import make_route_episodes, route_stage
@@ -57,7 +59,7 @@ GENERATED = "services"
 GRID = 400
 """Test trajectories of which each configuration of the grid is made: their texts are encoded anew."""
 
-logger = logging.getLogger(__name__)
+_Step = tuple[Trajectory, Review]
 
 
 def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, progress: bool = True) -> Router:
@@ -112,6 +114,8 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
     provenance = {
         "trajectories": {name: len(ids) for name, ids in run.splits.items()},
         "reviews": _routes(training.labels),
+        "trained on": len(training),
+        "without reviews, left out": training.unreviewed,
         "data": list(config.data.trajectories),
         "training_seconds": round(time.perf_counter() - started, 1),
         "seed": config.train.seed,
@@ -160,13 +164,10 @@ def evaluate_router(folder: Path, *, grid: bool = False) -> tuple[RoutingEvaluat
         JaxguardError: no thresholds, or no reviews to test on.
     """
     run, router = _opened(folder)
+    routing = _thresholds(router)
     test = [*run.part("test"), *(run.part(UNSEEN) if UNSEEN in run.splits else [])]
     rows = _rows(router, test, run.store)
-    owner = {t.id: t for t in test}
-    held_out = [run.config.routing.held_out(owner[_owner(name)].metadata) for name in rows.ids]
-    masks = {entry: np.array([entry in own for own in held_out]) for entry in run.config.routing.unseen}
-    train = _steps(run.part("train"))
-    rivals = _rivals(train, _steps_of(rows, owner))
+    rivals = _rivals(_steps(run.part("train")), _steps(test))
     styles = None
     if grid:
         part = [t for t in run.part("test") if t.source == GENERATED][:GRID]
@@ -177,7 +178,8 @@ def evaluate_router(folder: Path, *, grid: bool = False) -> tuple[RoutingEvaluat
             for framework in FRAMEWORKS
             for backbone in BACKBONES
         }
-    result = _evaluated(router.routing, rows, router.source, run.config, rivals, masks, styles)
+    masks = _held_out(run.config, test)
+    result = _evaluated(routing, rows, router.source, run.config, rivals, masks, styles)
     about = _about(run.part("train"), result, rivals)
     page = _write(
         folder / "report", result, about, f"{run.config.name}: test part", {**router.provenance, "part": "test"}
@@ -200,14 +202,17 @@ def evaluate_elsewhere(
         store: Feature store with their texts; without one they are encoded on the spot.
 
     Raises:
-        JaxguardError: no thresholds, or no reviews.
+        JaxguardError: no thresholds, no reviews, or (where the bundle lies in its run) a trajectory that trained it or
+            chose its thresholds.
     """
     router = Router.load(bundle)
+    routing = _thresholds(router)
     trajectories = list(reviewed(load_trajectories(paths).values()))
+    _require_others(bundle.parent / SPLITS_FILE, trajectories)
     vectors = None if store is None else FeatureStore.open(store, router.encoder.fingerprint, router.encoder.dim)
     rows = _rows(router, trajectories, vectors)
-    result = _evaluated(router.routing, rows, router.source, router.config, {}, {}, None)
-    about = f"Reviewed steps of {_named(trajectories)}, on which this router was not trained."
+    result = _evaluated(routing, rows, router.source, router.config, {}, {}, None)
+    about = f"Reviewed steps of {_named(trajectories)}, named apart from the router's own split."
     return result, about, _write(out, result, about, "Another place", dict(router.provenance))
 
 
@@ -215,7 +220,7 @@ def evaluate_cached(
     store: Path, paths: Sequence[str], out: Path, config: RouteConfig
 ) -> tuple[RoutingEvaluation, str, Path]:
     """Routes reviewed steps by logits that `jaxguard route logits` cached: tau on one half of the groups, figures on
-    the other.
+    the other and on what ``routing.unseen`` holds out.
 
     Args:
         store: The logit store.
@@ -228,23 +233,22 @@ def evaluate_cached(
     """
     logits = FeatureStore.open(store)
     trajectories = {t.id: t for t in reviewed(load_trajectories(paths).values())}
-    halves = make_splits(trajectories.values(), {"calibration": 0.5, "test": 0.5}, config.data.split.seed)
+    apart = hold_out(config.routing, trajectories)
+    kept = [t for i, t in trajectories.items() if i not in apart]
+    halves = make_splits(kept, {"calibration": 0.5, "test": 0.5}, config.data.split.seed)
     source = logits.fingerprint.short
+    calibration, test = ([trajectories[i] for i in ids] for ids in (halves["calibration"], [*halves["test"], *apart]))
 
-    def rows(name: str) -> RoutedRows:
-        part = [trajectories[i] for i in halves[name]]
+    def rows(name: str, part: Sequence[Trajectory]) -> RoutedRows:
         steps = _steps(part)
         if not steps:
             raise RunError(f"{name} half: none of its {len(part)} trajectories has a review, expected some")
-        values = read_logits(logits, [snapshot(t, step) for t, step in steps])
-        return _table(steps, values)
+        return _table(steps, read_logits(logits, [snapshot(t, review.step) for t, review in steps]))
 
-    routing = _fit(rows("calibration"), config.routing, source, {"logits": str(logits.fingerprint)})
-    test = rows("test")
-    train, asked = (_steps([trajectories[i] for i in halves[name]]) for name in ("calibration", "test"))
-    rivals = _rivals(train, asked)
-    result = _evaluated(routing, test, source, config, rivals, {}, None)
-    about = _about([trajectories[i] for i in halves["calibration"]], result, rivals)
+    routing = _fit(rows("calibration", calibration), config.routing, source, {"logits": str(logits.fingerprint)})
+    rivals = _rivals(_steps(calibration), _steps(test))
+    result = _evaluated(routing, rows("test", test), source, config, rivals, _held_out(config, test), None)
+    about = _about(calibration, result, rivals)
     page = _write(out, result, about, f"{logits.fingerprint.model}: cached logits", {"logits": str(logits.fingerprint)})
     (out / "routing.json").write_text(routing.to_json(), encoding="utf-8")
     return result, about, page
@@ -267,16 +271,34 @@ def _routes(labels: Iterable[np.ndarray]) -> dict[str, int]:
     return {route.name: counts[route] for route in Route}
 
 
-def _steps(trajectories: Iterable[Trajectory]) -> list[tuple[Trajectory, int]]:
-    return [(t, review.step) for t in trajectories for review in reviews_of(t)]
+def _thresholds(router: Router) -> Routing:
+    """Those of a router; asked for before anything is scored."""
+    if router.routing is None:
+        raise RunError("router: has no thresholds yet; run `jaxguard route calibrate` first")
+    return router.routing
 
 
-def _owner(row: str) -> str:
-    return row.rpartition(":")[0]
+def _require_others(splits: Path, trajectories: Sequence[Trajectory]) -> None:
+    """Refuses trajectories that trained a router or chose its thresholds, where its split is there to tell."""
+    if not splits.exists():
+        return
+    found = load_splits(splits)
+    known = {i for name in PARTS[:3] for i in found.get(name, ())}
+    if shared := [t.id for t in trajectories if t.id in known]:
+        raise RunError(
+            f"--trajectories: {len(shared)} of them trained this router or chose its thresholds (e.g. {shared[0]!r}), "
+            "expected others"
+        )
 
 
-def _steps_of(rows: RoutedRows, owner: Mapping[str, Trajectory]) -> list[tuple[Trajectory, int]]:
-    return [(owner[_owner(name)], int(name.rpartition(":")[2])) for name in rows.ids]
+def _steps(trajectories: Iterable[Trajectory]) -> list[_Step]:
+    return [(t, review) for t in trajectories for review in reviews_of(t)]
+
+
+def _held_out(config: RouteConfig, trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
+    """Which reviewed steps of trajectories fall under each entry of ``routing.unseen``: ``[N]`` bool by entry."""
+    own = [config.routing.held_out(t.metadata) for t, _ in _steps(trajectories)]
+    return {entry: np.array([entry in entries for entries in own]) for entry in config.routing.unseen}
 
 
 def _rows(router: Router, trajectories: Sequence[Trajectory], store: FeatureStore | None) -> RoutedRows:
@@ -293,24 +315,22 @@ def _rows(router: Router, trajectories: Sequence[Trajectory], store: FeatureStor
     return _table(_steps(part), np.array(values))
 
 
-def _table(steps: Sequence[tuple[Trajectory, int]], logits: np.ndarray) -> RoutedRows:
-    reviews = [next(r for r in reviews_of(t) if r.step == step) for t, step in steps]
-
+def _table(steps: Sequence[_Step], logits: np.ndarray) -> RoutedRows:
     def texts(name: str) -> list[str]:
         return [str(t.metadata.get(name) or "") for t, _ in steps]
 
     pairs = texts("pair")
     return RoutedRows(
-        ids=[f"{t.id}:{step}" for t, step in steps],
+        ids=[f"{t.id}:{review.step}" for t, review in steps],
         logits=logits,
-        labels=np.array([review.route for review in reviews], np.int64),
-        services=[service or domain for service, domain in zip(texts("service"), texts("domain"), strict=True)],
+        labels=_labels(steps),
+        services=[service_of(t.metadata) for t, _ in steps],
         personas=texts("persona"),
-        triggers=[review.trigger for review in reviews],
-        pairs=[f"{pair}:{step}" if pair else "" for pair, (_, step) in zip(pairs, steps, strict=True)],
+        triggers=[review.trigger for _, review in steps],
+        pairs=[f"{pair}:{review.step}" if pair else "" for pair, (_, review) in zip(pairs, steps, strict=True)],
         sides=[("mem" if t.metadata.get("memory") else "base") if t.metadata.get("pair") else "" for t, _ in steps],
         groups=[t.group for t, _ in steps],
-        tools=[t.steps[step].tool for t, step in steps],
+        tools=_tools(steps),
     )
 
 
@@ -329,21 +349,24 @@ def _fit(rows: RoutedRows, settings: RoutingConfig, source: str, provenance: Map
     )
 
 
-def _rivals(train: Sequence[tuple[Trajectory, int]], asked: Sequence[tuple[Trajectory, int]]) -> dict[str, np.ndarray]:
+def _rivals(train: Sequence[_Step], asked: Sequence[_Step]) -> dict[str, np.ndarray]:
     """Routes of plain baselines that learned from the same steps."""
     labels = _labels(train)
-    tools = [[t.steps[step].tool for t, step in steps] for steps in (train, asked)]
-    found = {"majority by tool": majority_by_tool(tools[0], labels, tools[1])} if len(labels) else {}
-    return {**found, **text_routes(train, labels, asked)}
+    found = {"majority by tool": majority_by_tool(_tools(train), labels, _tools(asked))} if train else {}
+    seen, new = ([(t, review.step) for t, review in steps] for steps in (train, asked))
+    return {**found, **text_routes(seen, labels, new)}
 
 
-def _labels(steps: Sequence[tuple[Trajectory, int]]) -> np.ndarray:
-    by_step = ({review.step: review.route for review in reviews_of(t)}[step] for t, step in steps)
-    return np.fromiter(by_step, np.int64, len(steps))
+def _labels(steps: Sequence[_Step]) -> np.ndarray:
+    return np.array([review.route for _, review in steps], np.int64)
+
+
+def _tools(steps: Sequence[_Step]) -> list[str]:
+    return [t.steps[review.step].tool for t, review in steps]
 
 
 def _evaluated(
-    routing: Routing | None,
+    routing: Routing,
     rows: RoutedRows,
     source: str,
     config: RouteConfig,
@@ -351,8 +374,6 @@ def _evaluated(
     unseen: Mapping[str, np.ndarray],
     grid: Mapping[str, RoutedRows] | None,
 ) -> RoutingEvaluation:
-    if routing is None:
-        raise RunError("router: has no thresholds yet; run `jaxguard route calibrate` first")
     return evaluate_routing(
         rows,
         routing,

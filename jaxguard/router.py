@@ -17,7 +17,7 @@ import numpy as np
 from jaxguard.bundles import WEIGHTS, Kind
 from jaxguard.decision.explain import explain, missing_arguments
 from jaxguard.decision.policy import Mode
-from jaxguard.decision.routing import Routing, RoutingError, route_step
+from jaxguard.decision.routing import Routing, route_step
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.grounding import GROUNDING_VERSION, Grounding
@@ -26,7 +26,7 @@ from jaxguard.features.texts import well_formed
 from jaxguard.guard import Guard, GuardError, TextVectors, live_vectors
 from jaxguard.guard import Session as GuardSession
 from jaxguard.route_config import RouteConfig
-from jaxguard.sessions import LiveSession, Proposal
+from jaxguard.sessions import Checked, LiveSession, Proposal
 from jaxguard.settings import from_dict, to_dict
 from jaxguard.traces.snapshots import TRIGGERS
 from jaxguard.training.episodes import bucket
@@ -52,8 +52,29 @@ BUNDLE = Kind(
     error=RouterError,
     remedy="delete it and make it anew (`jaxguard route train`)",
     objects=("config", "encoder", "provenance"),
-    entries=("weights", "routing"),
+    entries=("weights",),
+    thresholds="routing",
+    command="jaxguard route calibrate",
 )
+
+
+def service_of(metadata: Mapping[str, Any]) -> str:
+    """What selects a tau: the service of a trajectory or session, else its domain; ``""`` where neither is known.
+
+    Raises:
+        RouterError: one of them is not text.
+    """
+    for name in ("service", "domain"):
+        if value := _text(metadata, name):
+            return value
+    return ""
+
+
+def _text(metadata: Mapping[str, Any], name: str) -> str:
+    value = metadata.get(name)
+    if not (value is None or isinstance(value, str)):
+        raise RouterError(f"metadata {name}: got {type(value).__name__}, expected text or None")
+    return value or ""
 
 
 @dataclass
@@ -160,7 +181,8 @@ class Router:
 
         Args:
             instruction: The task given to the agent.
-            metadata: ``memory`` is what is known of the user; ``service`` selects its tau where it has one.
+            metadata: ``memory`` is what is known of the user; ``service`` (or else ``domain``) selects its tau where
+                it has one.
             mode: Enforce routes, or only observe.
 
         Raises:
@@ -170,17 +192,15 @@ class Router:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the bundle folder: ``router.json``, ``weights.safetensors``, ``routing.json``; whole or not at all."""
-        thresholds = None if self.routing is None else self.routing.to_json().encode()
         description = {
             "config": to_dict(self.config),
             "encoder": self.encoder.fingerprint.to_dict(),
             "weights": self.source,
-            "routing": None if thresholds is None else hashlib.sha256(thresholds).hexdigest(),
             "versions": versions(),
             "provenance": self.provenance,
         }
-        files = {} if thresholds is None else {"routing.json": thresholds}
-        BUNDLE.write(Path(path), description, flatten(self.params), files)
+        thresholds = None if self.routing is None else self.routing.to_json()
+        BUNDLE.write(Path(path), description, flatten(self.params), thresholds)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], encoder: Encoder | None = None) -> Router:
@@ -205,8 +225,11 @@ class Router:
             params = _parts(BUNDLE.weights(folder), config)
             router = cls(config, params, encoder, provenance=description["provenance"])
             if router.source != description["weights"]:
-                raise RouterError(f"{WEIGHTS} and {BUNDLE.file} do not belong together")
-            thresholds = _thresholds(folder, description["routing"])
+                raise RouterError(
+                    f"{WEIGHTS} and {BUNDLE.file} do not belong together (or what is read of trace and memory has "
+                    f"changed since; here it is version {GROUNDING_VERSION})"
+                )
+            thresholds = BUNDLE.read_thresholds(folder, description["routing"], Routing.from_json)
             return router if thresholds is None else router.routed(thresholds)
         except JaxguardError as error:
             raise RouterError(str(error) if where in str(error) else f"{where}: {error}") from error
@@ -219,28 +242,12 @@ def _parts(arrays: Mapping[str, np.ndarray], config: RouteConfig) -> Params:
     for name, array in arrays.items():
         part, _, rest = name.partition(".")
         if part not in found:
-            raise ParamsError(f"weights: {name!r} unknown, expected those of {' and '.join(found)}")
+            raise ParamsError(f"{WEIGHTS}: got {name!r}, expected names that start with {' or '.join(found)}")
         found[part][rest] = array
-    return {name: unflatten(found[name], config.model, **options) for name, options in kinds.items()}
-
-
-def _thresholds(folder: Path, digest: object) -> Routing | None:
-    """The thresholds that were written with the bundle, and no others."""
-    path = folder / "routing.json"
-    if not path.exists():
-        if digest is not None:
-            raise RouterError("routing.json is missing; run `jaxguard route calibrate` again")
-        return None
     try:
-        content = path.read_bytes()
-        routing = Routing.from_json(content.decode("utf-8"))
-    except (OSError, UnicodeDecodeError, RoutingError) as error:
-        raise RouterError(f"routing.json cannot be read ({error})") from error
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise RouterError(
-            "routing.json is not the file that router.json was written with; run `jaxguard route calibrate` again"
-        )
-    return routing
+        return {name: unflatten(found[name], config.model, **options) for name, options in kinds.items()}
+    except ParamsError as error:
+        raise ParamsError(f"{WEIGHTS} cannot be read ({error})") from error
 
 
 class RouteSession(LiveSession[RouteVerdict, tuple[RouteState, Step]]):
@@ -255,13 +262,10 @@ class RouteSession(LiveSession[RouteVerdict, tuple[RouteState, Step]]):
             raise RouterError(f"metadata: got {type(metadata).__name__}, expected a mapping or None")
         super().__init__(mode, thought=router.config.data.thought)
         self._router = router
-        texts = {"instruction": instruction, "memory": metadata.get("memory") or "", "service": metadata.get("service")}
-        for name, value in texts.items():
-            if not (name == "service" and value is None):
-                self._require_text(name, value)
-        self._tau = router.routing.tau_for(texts["service"])
+        self._require_text("instruction", instruction)
+        self._tau = router.routing.tau_for(service_of(metadata))
         self._instruction = well_formed(instruction)
-        self._seen = Grounding(str(texts["memory"]))
+        self._seen = Grounding(_text(metadata, "memory"))
         self._earlier: list[Step] = []
         self._state: RouteState | None = None
 
@@ -333,6 +337,12 @@ class JointSession(LiveSession[JointVerdict, tuple[Any, Any]]):
         instruction: The task given to the agent.
         metadata: As for :meth:`Guard.session` and :meth:`Router.session`.
         mode: Enforce, or only observe.
+
+    Where one half cannot score a call, that half holds and the other says what it found; the call is not committed
+    then, so that both always stand at the same step.
+
+    Raises:
+        GuardError: an argument is not of its type, a half has no thresholds, or one reads thoughts and one does not.
     """
 
     misuse = RouterError
@@ -351,11 +361,15 @@ class JointSession(LiveSession[JointVerdict, tuple[Any, Any]]):
         self._of_guard: GuardSession = guard.session(instruction, metadata, mode)
         self._of_router = router.session(instruction, metadata, mode)
 
-    def _score(self, proposal: Proposal) -> tuple[JointVerdict, tuple[Any, Any]]:
+    def _checked(
+        self, digest: str, step: Step, observation: str, action: str
+    ) -> Checked[JointVerdict, tuple[Any, Any]]:
         self._of_guard._steps = self._of_router._steps = self._steps
-        guarded, guard_state = self._of_guard._score(proposal)
-        routed, router_state = self._of_router._score(proposal)
-        return JointVerdict(guarded, routed), (guard_state, router_state)
+        guard = self._of_guard._checked(digest, step, observation, action)
+        router = self._of_router._checked(digest, step, observation, action)
+        scored = guard.state is not None and router.state is not None
+        state = (guard.state, router.state) if scored else None
+        return Checked(digest, JointVerdict(guard.verdict, router.verdict), state)
 
     def _adopt(self, state: tuple[Any, Any]) -> None:
         self._of_guard._adopt(state[0])

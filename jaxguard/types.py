@@ -218,6 +218,11 @@ class JointVerdict:
     router: RouteVerdict
 
     @property
+    def step(self) -> int:
+        """Index of the proposed step."""
+        return self.guard.step
+
+    @property
     def decision(self) -> Decision:
         """BLOCK = REFUSE > HOLD = ASK > PASS = EXECUTE."""
         return Decision(max(self.guard.decision, self.router.route))

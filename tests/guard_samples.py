@@ -98,3 +98,17 @@ def thresholds(guard: Guard, **changes: Any) -> Calibration:
         "group_key": "domain",
     }  # fmt: skip
     return calibrate(trajectory_max(risks[:, 0], lengths), trajectory_max(fused, lengths), **options | changes)
+
+
+def replay(session: Any, steps: Sequence[Step]) -> list[Any]:
+    """Checks and commits every step."""
+    verdicts = []
+    for step in steps:
+        verdicts.append(session.check(step.observation, step.tool, step.arguments, call_id=step.call_id))
+        session.commit(step.call_id)
+    return verdicts
+
+
+def fail(_: np.ndarray) -> np.ndarray:
+    """A fault for :class:`FakeEncoder`."""
+    raise RuntimeError("no connection")

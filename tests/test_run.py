@@ -18,6 +18,7 @@ from jaxguard.config import load_config
 from jaxguard.decision.conformal import needed
 from jaxguard.features.store import FeatureStore
 from jaxguard.guard import Guard
+from jaxguard.inputs import run_episodes
 from jaxguard.run import (
     PARTS,
     calibrate_run,
@@ -430,8 +431,8 @@ def test_rivals_see_whole_trajectories(small_run: SmallRun, tmp_path: Path) -> N
     short = dataclasses.replace(run.config, train=dataclasses.replace(run.config.train, max_steps=2))
     cut = dataclasses.replace(run, config=short)
     lengths = [len(t) for t in run.part("test")]
-    assert cut.episodes("test").lengths.tolist() == [2] * len(lengths)
-    assert cut.episodes("test", whole=True).lengths.tolist() == lengths
+    assert run_episodes(cut, "test").lengths.tolist() == [2] * len(lengths)
+    assert run_episodes(cut, "test", whole=True).lengths.tolist() == lengths
 
 
 def test_calibrating_at_another_level_needs_no_training(small_run: SmallRun, tmp_path: Path) -> None:

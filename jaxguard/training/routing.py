@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from jaxguard.settings import to_dict
 from jaxguard.traces.snapshots import reviews_of
 from jaxguard.training.episodes import TrainingError, bucket, epoch_batches
 from jaxguard.training.loop import Stage
-from jaxguard.training.state import TrainState
+from jaxguard.training.state import partitioned, step_function
 from jaxguard.types import Trajectory
 from jaxguard.world_model.params import CORE, HEADS, POOLED, PREDICTOR, Params
 from jaxguard.world_model.routing import LETTERS, ROUTES, RouteInputs, route_logits
@@ -200,11 +199,11 @@ def drop_route_inputs(x: RouteInputs, key: jax.Array, share: float) -> RouteInpu
     return RouteInputs(*kept)
 
 
-def _mean_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean cross-entropy over the entries whose label is not -1; 0 where there is none."""
+def _entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Cross-entropy summed over the entries whose label is not -1, and how many those are: ``[2]``."""
     known = labels >= 0
     entropy = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(known, labels, 0))
-    return (entropy * known).sum() / jnp.maximum(known.sum(), 1)
+    return jnp.stack([(entropy * known).sum(), known.sum().astype(entropy.dtype)])
 
 
 def route_stage(config: RouteConfig) -> Stage[RouteEpisodes]:
@@ -215,54 +214,38 @@ def route_stage(config: RouteConfig) -> Stage[RouteEpisodes]:
     def label(params: Params) -> dict[str, Any]:
         return {"world": {n: "frozen" if n in frozen else "scaled" for n in params["world"]}, "head": "full"}
 
-    def adam(scale: float) -> optax.GradientTransformation:
-        rate = settings.learning_rate * scale
-        schedule = optax.cosine_decay_schedule(rate, settings.steps) if settings.schedule == "cosine" else rate
-        return optax.chain(
-            optax.clip_by_global_norm(settings.clip_norm), optax.adamw(schedule, weight_decay=settings.weight_decay)
-        )
+    transform = partitioned(settings, settings.world_model_scale, label)
 
-    transform = optax.multi_transform(
-        {"full": adam(1.0), "scaled": adam(settings.world_model_scale), "frozen": optax.set_to_zero()}, label
-    )
-    base = jax.random.key(config.train.seed * 2 + 3, impl="rbg")
-
-    def logits(params: Params, x: RouteInputs, key: jax.Array | None) -> jax.Array:
-        return route_logits(params, model, x, key, settings.recurrence)
-
-    def loss(params: Params, batch: RouteBatch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def terms(params: Params, batch: RouteBatch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Entropies and counts ``[2, 2]`` of routes and of triggers, and the routes' logits."""
         x = batch.x
         if key is not None and settings.input_dropout:
             key, own = jax.random.split(key)
             x = drop_route_inputs(x, own, settings.input_dropout)
-        found = logits(params, x, key)
-        route = _mean_entropy(found[..., :ROUTES], batch.route)
-        return route + settings.trigger_scale * _mean_entropy(found[..., ROUTES:], batch.trigger), found[..., :ROUTES]
+        found = route_logits(params, model, x, key, settings.recurrence)
+        routes, triggers = found[..., :ROUTES], found[..., ROUTES:]
+        return jnp.stack([_entropy(routes, batch.route), _entropy(triggers, batch.trigger)]), routes
 
-    def step(state: TrainState, batch: RouteBatch) -> tuple[TrainState, dict[str, jax.Array]]:
-        key = jax.random.fold_in(base, state.step)
-        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
-        norm = optax.tree.norm(grads)
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        finite = jnp.isfinite(value) & jnp.isfinite(norm)
-        new = (optax.apply_updates(state.params, updates), opt_state)
-        params, opt_state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (state.params, state.opt_state))
-        return TrainState(params, opt_state, state.step + 1), {"loss": value, "grad_norm": norm}
+    def total(sums: Any) -> jax.Array:
+        route, trigger = sums[:, 0] / jnp.maximum(sums[:, 1], 1)
+        return route + settings.trigger_scale * trigger
 
-    judge = jax.jit(lambda params, batch: loss(params, batch, None))
+    def loss(params: Params, batch: RouteBatch, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return total(terms(params, batch, key)[0]), {}
+
+    judge = jax.jit(lambda params, batch: terms(params, batch, None))
 
     def batch(episodes: RouteEpisodes, indices: np.ndarray) -> RouteBatch:
         return make_route_batch(episodes, indices, settings.batch_size)
 
     def validate(params: Params, episodes: RouteEpisodes) -> dict[str, float]:
-        total, right = 0.0, 0
+        sums, right = np.zeros((2, 2)), 0
         for indices in epoch_batches(episodes.lengths, settings.batch_size, 0, 0):
             own = batch(episodes, indices)
-            value, found = judge(params, own)
-            total += float(value) * int((own.route >= 0).sum())
-            right += int((np.asarray(found).argmax(-1) == own.route).sum())
-        count = sum(int((labels >= 0).sum()) for labels in episodes.labels)
-        return {"loss": total / count if count else math.nan, "accuracy": right / count if count else math.nan}
+            found, logits = judge(params, own)
+            sums += np.asarray(found)
+            right += int((np.asarray(logits).argmax(-1) == own.route).sum())
+        return {"loss": float(total(sums)), "accuracy": right / float(sums[0, 1])}
 
     relevant = to_dict(config)
     identity = {"stage": "route", "config": {k: relevant[k] for k in ("model", "route", "train")}}
@@ -272,7 +255,7 @@ def route_stage(config: RouteConfig) -> Stage[RouteEpisodes]:
         settings.batch_size,
         identity,
         transform,
-        jax.jit(step, donate_argnums=0),
+        step_function(transform, loss, config.train.seed * 2 + 3),
         batch,
         validate,
     )

@@ -32,7 +32,8 @@ class TrainState(NamedTuple):
     step: jax.Array
 
 
-StepFunction = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+StepFunction = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+LossFunction = Callable[[Params, Any, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
 
 
 def partition(stage: int, train_core: bool = False) -> Callable[[Params], dict[str, str]]:
@@ -57,9 +58,14 @@ def partition(stage: int, train_core: bool = False) -> Callable[[Params], dict[s
     return label
 
 
-def optimiser(config: Config, stage: int) -> optax.GradientTransformation:
-    """AdamW with gradient clipping for a stage; frozen modules hold no optimiser state."""
-    settings = config.stage1 if stage == 1 else config.stage2
+def partitioned(settings: Any, scaled: float, label: Callable[[Params], Any]) -> optax.GradientTransformation:
+    """AdamW with gradient clipping at the rates that ``label`` names; frozen modules hold no optimiser state.
+
+    Args:
+        settings: Of a stage: learning rate, schedule, steps, clipping and weight decay.
+        scaled: Factor on the learning rate of what is ``"scaled"``.
+        label: ``params -> `` labels ``"full"``, ``"scaled"`` or ``"frozen"``, for whole modules.
+    """
 
     def adam(scale: float) -> optax.GradientTransformation:
         rate = settings.learning_rate * scale
@@ -68,15 +74,16 @@ def optimiser(config: Config, stage: int) -> optax.GradientTransformation:
             optax.clip_by_global_norm(settings.clip_norm), optax.adamw(schedule, weight_decay=settings.weight_decay)
         )
 
-    return optax.multi_transform(
-        {"full": adam(1.0), "scaled": adam(config.stage2.world_model_scale), "frozen": optax.set_to_zero()},
-        partition(stage, config.stage2.train_core),
-    )
+    return optax.multi_transform({"full": adam(1.0), "scaled": adam(scaled), "frozen": optax.set_to_zero()}, label)
 
 
-def loss_function(
-    config: Config, stage: int, sampled: bool = True
-) -> Callable[[Params, Batch, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]:
+def optimiser(config: Config, stage: int) -> optax.GradientTransformation:
+    """The optimiser of stage 1 or 2."""
+    settings = config.stage1 if stage == 1 else config.stage2
+    return partitioned(settings, config.stage2.world_model_scale, partition(stage, config.stage2.train_core))
+
+
+def loss_function(config: Config, stage: int, sampled: bool = True) -> LossFunction:
     """``(params, batch, key) -> (loss, means)`` of a stage; ``sampled=False`` takes modes in stage 2, drops nothing."""
     model_config, settings = config.model, config.stage1 if stage == 1 else config.stage2
 
@@ -97,18 +104,22 @@ def loss_function(
 
 
 def make_step(config: Config, stage: int) -> tuple[optax.GradientTransformation, StepFunction]:
-    """The optimiser and the jitted step ``(state, batch) -> (state, metrics)``; the state is donated.
+    """The optimiser and the jitted step of stage 1 or 2; see :func:`step_function`."""
+    transform = optimiser(config, stage)
+    return transform, step_function(transform, loss_function(config, stage), config.train.seed * 2 + stage)
 
-    The step's random key is derived from the seed, the stage and the number of steps done, so that a
+
+def step_function(transform: optax.GradientTransformation, loss: LossFunction, seed: int) -> StepFunction:
+    """The jitted step ``(state, batch) -> (state, metrics)``; the state is donated.
+
+    The step's random key is derived from the seed (of run and stage) and the number of steps done, so that a
     resumed run draws what an uninterrupted one would have drawn. A non-finite loss or gradient leaves
     parameters and optimiser state as they were; the caller sees it in the metrics and stops.
     """
-    transform = optimiser(config, stage)
-    loss = loss_function(config, stage)
     # The default generator compiles for 12 s per batch shape on a CPU, this one for 1 s.
-    base = jax.random.key(config.train.seed * 2 + stage, impl="rbg")
+    base = jax.random.key(seed, impl="rbg")
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(base, state.step)
         (value, means), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
         norm = optax.tree.norm(grads)
@@ -118,7 +129,7 @@ def make_step(config: Config, stage: int) -> tuple[optax.GradientTransformation,
         params, opt_state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (state.params, state.opt_state))
         return TrainState(params, opt_state, state.step + 1), {"loss": value, "grad_norm": norm, **means}
 
-    return transform, jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0)
 
 
 def make_validation(config: Config, stage: int) -> Callable[[Params, Batch], tuple[jax.Array, ...]]:

@@ -1,0 +1,237 @@
+"""``jaxguard route`` from a generated corpus to reports, and what every command refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_run import DIM, HashEncoder, Outcome, at_toy_size, command, done, hash_encoder, refused
+
+from jaxguard.evaluation.evaluate import GUARD
+from jaxguard.features.decision_logits import reviewed_snapshots
+from jaxguard.features.fingerprint import EncoderFingerprint
+from jaxguard.features.store import FeatureStore
+from jaxguard.inputs import PARTS, load_trajectories
+from jaxguard.route_config import RouteConfig
+from jaxguard.router import Router
+from jaxguard.traces.jsonl import write_trajectories
+from jaxguard.training.routing import route_stage
+from jaxguard.types import Route
+
+SIZES = (
+    f"model.embed_dim={DIM}",
+    *("model.deter=8", "model.stoch=2", "model.classes=3", "model.hidden=8", "model.adapter_dim=4"),
+    *("stage1.steps=2", "route.steps=3", "route.batch_size=16", "train.checkpoint_every=3", "train.validate_every=3"),
+    *("corpus.trajectories=200", "evaluation.resamples=20", "routing.least=4", "routing.unseen=[service=mail]"),
+    *("data.split.train=0.4", "data.split.validation=0.1", "data.split.calibration=0.3", "data.split.test=0.2"),
+)
+
+
+@dataclasses.dataclass
+class Made:
+    """A finished run, what it read, and what the commands said."""
+
+    root: Path
+    said: dict[str, Outcome]
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    def train(self, out: Path, *more: str) -> tuple[object, ...]:
+        inputs = (f"data.trajectories=[{self.data}]", f"data.store={self.root / 'store'}")
+        return ("route", "train", "--quiet", "--out", out, *inputs, *SIZES, *more)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Any:
+    stages: dict[Any, Any] = {}
+
+    def shared(config: RouteConfig) -> Any:
+        key = (config.model, config.route, config.train)
+        return stages.setdefault(key, None) or stages.update({key: route_stage(config)}) or stages[key]
+
+    with at_toy_size(compiled), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxguard.router.load_encoder", hash_encoder)
+        patch.setattr("jaxguard.route_run.route_stage", shared)
+        found = Made(tmp_path_factory.mktemp("route"), {})
+        found.said["generate"] = done("route", "generate", "--out", found.data, *SIZES)
+        store = ("--store", found.root / "store")
+        guard_sizes = [s for s in SIZES if s.startswith("model.")]
+        found.said["embed"] = done("embed", "--quiet", "--trajectories", found.data, *store, *guard_sizes)
+        found.said["train"] = done(*found.train(found.run))
+        found.said["calibrate"] = done("route", "calibrate", found.run)
+        found.said["evaluate"] = done("route", "evaluate", found.run)
+        yield found
+
+
+@pytest.fixture
+def copy(made: Made, tmp_path: Path) -> Path:
+    """A copy of the finished run, to be spoilt."""
+    return Path(shutil.copytree(made.run, tmp_path / "run"))
+
+
+def splits(run: Path) -> dict[str, list[str]]:
+    return json.loads((run / "splits.json").read_text())["splits"]
+
+
+def test_a_run_folder_holds_everything(made: Made) -> None:
+    assert sorted(p.name for p in made.run.iterdir()) == [
+        "config.yaml", "report", "route", "router", "splits.json", "stage1"
+    ]  # fmt: skip
+    assert sorted(p.name for p in (made.run / "report").iterdir()) == ["evaluation.json", "report.html"]
+    router = Router.load(made.run / "router", HashEncoder())
+    trajectories = load_trajectories([str(made.data)])
+    assert len(trajectories) == 200
+    parts = splits(made.run)
+    assert router.provenance["trajectories"] == {name: len(ids) for name, ids in parts.items()}
+    counts = dict.fromkeys(Route.__members__, 0)
+    for i in parts["train"]:
+        for review in trajectories[i].metadata["reviews"]:
+            counts[review["route"]] += 1
+    assert router.provenance["reviews"] == counts
+    assert router.routing is not None
+    assert router.routing.active == "balanced"
+    assert "balanced, in use: tau" in made.said["calibrate"].out
+    assert "wrote 200 reviewed trajectories" in made.said["generate"].out
+
+
+def test_what_is_held_out_is_in_no_part_that_teaches(made: Made) -> None:
+    trajectories, parts = load_trajectories([str(made.data)]), splits(made.run)
+    held_out = {i for i, t in trajectories.items() if t.metadata["service"] == "mail"}
+    assert held_out
+    assert set(parts["unseen"]) == held_out
+    assert not held_out & {i for name in PARTS for i in parts[name]}
+    router = Router.load(made.run / "router", HashEncoder())
+    assert "mail" not in router.routing.services["balanced"]  # type: ignore[union-attr]
+    figures = json.loads((made.run / "report" / "evaluation.json").read_text())
+    rows = {(section["kind"], section["name"]): section["counts"]["rows"] for section in figures["sections"]}
+    assert rows["unseen", "service=mail"] == len(held_out)
+    assert [count for (kind, _), count in rows.items() if kind == "all"] == [len(parts["test"])]
+
+
+def test_training_again_changes_nothing_and_keeps_the_thresholds(made: Made, copy: Path) -> None:
+    before = (copy / "router" / "router.json").read_bytes()
+    assert "calibrate" not in done(*made.train(copy)).out
+    assert (copy / "router" / "router.json").read_bytes() == before
+    done("route", "evaluate", copy)
+    figures = [(run / "report" / "evaluation.json").read_bytes() for run in (copy, made.run)]
+    assert figures[0] == figures[1]
+
+
+def test_the_grid_and_another_place(made: Made, tmp_path: Path, copy: Path) -> None:
+    done("route", "evaluate", copy, "--grid")
+    figures = json.loads((copy / "report" / "evaluation.json").read_text())
+    assert len(figures["grid"]["configs"]) == 4
+    other = tmp_path / "other"
+    done("route", "generate", "--out", other, "corpus.trajectories=20", "corpus.seed=5")
+    for bundle in (made.run, made.run / "router"):
+        out = tmp_path / f"out-{bundle.name}"
+        said = done("route", "evaluate", bundle, "--trajectories", other, "--out", out).out
+        assert "named apart from the router's own split" in said
+        assert (out / "report.html").exists()
+    message = refused("route", "evaluate", made.run, "--trajectories", made.data, "--out", tmp_path / "x")
+    assert "of them trained this router or chose its thresholds" in message
+    assert not (tmp_path / "x").exists()
+
+
+def test_cached_logits(made: Made, tmp_path: Path) -> None:
+    """A store made by hand: logits that say the label, and three log-probabilities beside them."""
+    trajectories = load_trajectories([str(made.data)])
+    fingerprint = EncoderFingerprint("toy", "0", 0, "decision: by hand", "float32", 16, "windows")
+    store = FeatureStore.create_or_open(tmp_path / "logits", fingerprint, 6)
+    snapshots = list(reviewed_snapshots(trajectories.values()))
+    labels = [Route[r["route"]] for t in trajectories.values() for r in t.metadata["reviews"]]
+    values = np.eye(3, dtype=np.float32)[labels] * 4
+    store.add([shown.to_json() for _, shown in snapshots], np.concatenate([values, values - 5], axis=1))
+    arguments = ("route", "cached", "--trajectories", made.data, "--out", tmp_path / "out", *SIZES)
+    done(*arguments, "--store", tmp_path / "logits")
+    figures = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    sections = {(section["kind"], section["name"]): section for section in figures["sections"]}
+    for (kind, _), section in sections.items():
+        assert section["models"][GUARD]["acc"]["value"] == 1.0, kind
+    held_out = [t for t in trajectories.values() if t.metadata["service"] == "mail"]
+    assert sections["unseen", "service=mail"]["counts"]["rows"] == len(held_out)  # one review each
+    assert json.loads((tmp_path / "out" / "routing.json").read_text())["source"] == fingerprint.short
+    message = refused(*arguments, "--store", made.root / "store")
+    assert "expected 6 of" in message
+
+
+def test_a_router_of_other_reviews_is_refused(made: Made, tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(made.data, data)
+    shutil.copytree(made.run, run)
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(made.data), str(data)))
+    record = json.loads((run / "router" / "router.json").read_text())
+    record["provenance"]["inputs"] = {
+        str(data) if name == str(made.data) else name: value for name, value in record["provenance"]["inputs"].items()
+    }
+    (run / "router" / "router.json").write_text(json.dumps(record))
+    done("route", "evaluate", run)
+    trajectories = list(load_trajectories([str(data)]).values())
+    first = trajectories[0]
+    (review,) = first.metadata["reviews"]
+    other = {**review, "route": "ASK" if review["route"] != "ASK" else "REFUSE"}
+    trajectories[0] = dataclasses.replace(first, metadata={**first.metadata, "reviews": [other]})
+    shutil.rmtree(data)
+    write_trajectories(trajectories, data / "trajectories.jsonl.gz")
+    for name in ("evaluate", "calibrate"):
+        message = refused("route", name, run)
+        assert f"{data}: not what the router in {run} was trained on" in message
+        assert "`jaxguard route train` again" in message
+
+
+def test_evaluation_only_trains_and_selects_nothing(made: Made, tmp_path: Path) -> None:
+    trajectories = load_trajectories([str(made.data)])
+    for name in ("train", "validation"):
+        marked = splits(made.run)[name][0]
+        own = dataclasses.replace(
+            trajectories[marked], metadata={**trajectories[marked].metadata, "evaluation_only": True}
+        )
+        data = tmp_path / name
+        write_trajectories(
+            [own if t.id == marked else t for t in trajectories.values()], data / "trajectories.jsonl.gz"
+        )
+        message = refused(*made.train(tmp_path / "run", f"data.trajectories=[{data}]"))
+        assert f"{name} part: 1 trajectories are for evaluation only (e.g. {marked!r}), expected none" in message
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_split_file_must_keep_out_what_is_held_out(made: Made, tmp_path: Path) -> None:
+    record = json.loads((made.run / "splits.json").read_text())
+    moved = record["splits"]["unseen"].pop()
+    record["splits"]["train"].append(moved)
+    (tmp_path / "splits.json").write_text(json.dumps(record))
+    message = refused(*made.train(tmp_path / "run", f"data.split.file={tmp_path / 'splits.json'}"))
+    assert f"train holds {moved!r}, which routing.unseen holds out (service=mail)" in message
+
+
+def test_errors_are_clear(made: Made, tmp_path: Path, copy: Path) -> None:
+    for arguments, expected in (
+        (made.train(tmp_path / "a", "routing.unseen=[service=none]"), "got 'service=none', which no trajectory has"),
+        (made.train(tmp_path / "a", "routing.unseen=[mail]"), "routing.unseen: got 'mail', expected field=value"),
+        (made.train(tmp_path / "a", "stage2.steps=3"), "stage2: unknown key"),
+        (made.train(copy, "route.steps=4"), "was made with another configuration (route.steps)"),
+        (("route", "calibrate", tmp_path / "none"), "expected a folder that `jaxguard route train` wrote"),
+        (("route", "calibrate", copy, "route.steps=1"), "expected routing.* here"),
+        (("route", "calibrate", copy, "routing.unseen=[]"), "expected routing.* here"),
+        (("route", "evaluate", copy, "--out", tmp_path), "--store, --out: are for --trajectories"),
+        (("route", "evaluate", copy, "--trajectories", made.data), "--out: got none"),
+        (("route", "evaluate", copy, "--trajectories", made.data, "--grid"), "--grid: is for a run's own test part"),
+        (("evaluate", copy), "corpus: unknown key"),
+    ):
+        assert expected in refused(*arguments)
+    assert not (tmp_path / "a").exists()
+    (copy / "router" / "routing.json").unlink()
+    assert "router: has no thresholds yet; run `jaxguard route calibrate` first" in refused("route", "evaluate", copy)
+    done("route", "calibrate", copy)  # the way out that the message names
+    assert command("route", "evaluate", copy).status == 0
