@@ -128,7 +128,7 @@ def _given(encode: Callable[[list[str]], np.ndarray], batch: list[str], _: int) 
 
 def torch_encoder(layer: int) -> Callable[[list[str]], np.ndarray]:
     """The same model and tokenizer in PyTorch: only the layers that are read, texts sorted by length, batches of 1,024
-    tokens as here."""
+    tokens without padding but to the longest."""
     import torch
     import transformers
     from tokenizers import Tokenizer

@@ -29,7 +29,8 @@ from jaxguard.types import JaxguardError
 MODEL = "all-MiniLM-L6-v2"
 DIM, HEADS, HIDDEN, LAYERS, VOCABULARY, POSITIONS = 384, 12, 1536, 6, 30_522, 512
 _EPS = 1e-12
-_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# Close to each other: a window is padded to the next one, and padding costs what tokens cost.
+_LENGTHS = (16, 20, 24, 28, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256, 384, 512)
 
 
 class Block(nnx.Module):
@@ -125,14 +126,15 @@ class MiniLMEncoder:
 
     dim = DIM
 
-    def __init__(self, layer: int = 3, max_tokens: int = 256, dtype: str = "float32", batch_tokens: int = 1024) -> None:
+    def __init__(self, layer: int = 3, max_tokens: int = 256, dtype: str = "float32", batch_tokens: int = 256) -> None:
         """Load the weights.
 
         Args:
             layer: Hidden state that is pooled, 0 (embedding output) to 6.
             max_tokens: Tokens of one window with its two special tokens; the model was trained at 256.
             dtype: ``"float32"``.
-            batch_tokens: Tokens of a full batch.
+            batch_tokens: Tokens of a full batch. On a CPU a token costs as much in a batch of 256 as of 1,024
+                (less from windows of 256 on), and the last batch of each length, padded to a full one, costs less.
 
         Raises:
             JaxguardError: An argument out of range, or the wheel's files are not as expected.

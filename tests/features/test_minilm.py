@@ -114,8 +114,19 @@ def test_compiled_once_for_each_shape() -> None:
     for count in (1, 2, 30):
         encoder.encode(["a b c"] * count + ["word " * 50] * count, live=True)
         encoder.encode(["a b c"] * count)
-    assert encoder.shapes.all() == [(1, 16), (2, 16), (6, 16), (1, 24), (2, 24), (4, 24)]
+    assert encoder.shapes.all() == [(rows, n) for n, full in ((16, 6), (20, 4), (24, 4)) for rows in (1, 2, full)]
     assert encoder._sum._cache_size() <= len(encoder.shapes.all())
+
+
+def test_padding_is_a_small_part_of_what_is_computed() -> None:
+    shapes = MiniLMEncoder(layer=0).shapes
+    rng = np.random.default_rng(0)
+    for middle in (20, 60):
+        tokens = np.exp(rng.normal(np.log(middle), 0.4, 256)).astype(int).clip(3, 256)
+        padded, windows = np.unique([shapes.length(int(n)) for n in tokens], return_counts=True)
+        rows = np.array([shapes.rows(int(length), 1, False) for length in padded])
+        computed = (-(-windows // rows) * rows * padded).sum()
+        assert computed < 1.3 * tokens.sum()
 
 
 def test_fingerprint_names_the_settings(of_layer: dict[int, MiniLMEncoder]) -> None:
