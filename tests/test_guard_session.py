@@ -68,7 +68,8 @@ def test_modes_and_metadata_that_are_none(guard: Guard) -> None:
     assert observing.check("", "read").allowed
 
 
-def test_risks_that_are_not_finite_are_held(guard: Guard) -> None:
+def test_risks_that_are_not_finite_are_held(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxguard.guard.LARGEST_VALUE", math.inf)
     session = guard.session("task")
     guard.encoder.fault = lambda vectors: vectors + np.float32(1e30)  # type: ignore[attr-defined]
     verdict = session.check("", "read", {}, call_id="c")

@@ -198,6 +198,7 @@ FAULTS = {
     "nan": (lambda v: v * np.nan, "returned a vector that is not finite"),
     "inf": (lambda v: v + np.inf, "returned a vector that is not finite"),
     "overflow": (lambda v: v.astype(np.float64) + 1e300, "returned a vector that is not finite"),
+    "beyond measure": (lambda v: v + np.float32(1e30), r"returned the value 1e\+30, expected 1e\+09 at most"),
     "shape": (lambda v: v[:, :3], r"returned shape \(\d, 3\), expected \(\d, 8\)"),
     "count": (lambda v: v[:-1], r"returned shape \(\d, 8\), expected \(\d, 8\)"),
 }
