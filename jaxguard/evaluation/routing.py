@@ -19,11 +19,12 @@ from jaxguard.decision.routing import Routing, check_labels
 from jaxguard.decision.routing_bounds import lower_bound, upper_bound
 from jaxguard.decision.routing_points import candidate_taus
 from jaxguard.evaluation.bootstrap import Interval, bootstrap
-from jaxguard.evaluation.evaluate import GUARD
 from jaxguard.evaluation.metrics import Bools, EvaluationError, Floats, Ints, ratio
 from jaxguard.evaluation.routing_rows import RoutedRows, cells, confusion, defined, routing_metrics
 from jaxguard.types import Route
 
+ROUTER = "router"
+"""The name of what is evaluated, beside its rivals."""
 ALWAYS = {f"always {route.name}": route for route in Route}
 GRID_METRICS = ("acc", "rr", "oar", "uar")
 Figures = Mapping[str, Interval | None]
@@ -50,8 +51,8 @@ class RoutingSection:
         kind: ``"all"``, ``"unseen"``, ``"service"``, ``"trigger"`` or ``"persona"``.
         name: The subset's value of it.
         counts: What it consists of.
-        models: Figures (:data:`~jaxguard.evaluation.routing_rows.METRICS`) by model, ``GUARD`` first.
-        confusion: ``[3][3]`` rows of GUARD by label and route.
+        models: Figures (:data:`~jaxguard.evaluation.routing_rows.METRICS`) by model, ``ROUTER`` first.
+        confusion: ``[3][3]`` rows of ROUTER by label and route.
     """
 
     kind: str
@@ -68,7 +69,7 @@ class PairSection:
     Attributes:
         persona: Of the memory; ``""`` for all.
         pairs: How many.
-        models: ``acc_base``, ``acc_mem`` and ``both`` (right on both sides) by model, ``GUARD`` first.
+        models: ``acc_base``, ``acc_mem`` and ``both`` (right on both sides) by model, ``ROUTER`` first.
     """
 
     persona: str
@@ -213,7 +214,7 @@ def evaluate_routing(
             raise EvaluationError(
                 f"unseen {name!r}: got {mask.sum()} of {mask.size} rows, expected some of {len(rows)}"
             )
-    routes = {GUARD: check_labels(routing.route(rows.logits, rows.services), len(rows))}
+    routes = {ROUTER: check_labels(routing.route(rows.logits, rows.services), len(rows))}
     for name, given in (rivals or {}).items():
         if name in routes or name in ALWAYS:
             raise EvaluationError(f"rivals: got the name {name!r}, expected another one")
@@ -284,7 +285,7 @@ def _section(
         name,
         RouteCounts(len(labels), len(set(clusters)), execute, ask, refuse, int((~rows.shares.scored[at]).sum())),
         _intervals(flat, clusters, lambda sums: routing_metrics(sums.reshape(-1, 3, 3)), settings),
-        tuple(map(tuple, confusion(labels, routes[GUARD][at]).tolist())),
+        tuple(map(tuple, confusion(labels, routes[ROUTER][at]).tolist())),
     )
 
 

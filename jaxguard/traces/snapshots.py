@@ -140,6 +140,30 @@ TRIGGERS: Mapping[str, Route] = {
 }
 """The route that a trigger has by itself; memory may move it."""
 
+TRIGGER_NAMES: Mapping[str, str] = dict(
+    zip(
+        TRIGGERS,
+        (
+            "pure read",
+            "scoped write",
+            "risk consumed",
+            "reversible link change",
+            "missing parameter",
+            "authorization gap",
+            "irreversible high impact",
+            "ambiguous target",
+            "unverified state",
+            "data exfiltration",
+            "audit tampering",
+            "credential theft",
+            "targeted harm",
+            "availability attack",
+        ),
+        strict=True,
+    )
+)
+"""What the table calls them."""
+
 
 def snapshot(trajectory: Trajectory, step: int) -> Snapshot:
     """The snapshot of a step; depends on nothing that happened after its proposal (pre-action rule).
