@@ -25,11 +25,10 @@ first hazard is reliable (``timing``). It has no triggers. Replies to the user a
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from jaxguard.traces.readers.dialects import REPLY
-from jaxguard.traces.snapshots import Review, review_record, reviews_of
+from jaxguard.traces.snapshots import Review, review_record
 from jaxguard.types import Route, Trajectory
 
 
@@ -54,30 +53,6 @@ def with_reviews(trajectory: Trajectory) -> Trajectory:
     return dataclasses.replace(trajectory, metadata={**metadata, "reviews": reviews})
 
 
-def reviewed(trajectories: Iterable[Trajectory], counts: Counter[str] | None = None) -> Iterator[Trajectory]:
-    """:func:`with_reviews` of each, in order; none is left out.
-
-    Args:
-        trajectories: Of any set, e.g. an existing conversion.
-        counts: Told of each: ``trajectories``, ``without_reviews``, ``steps``, ``unreviewed_steps``, and the number of
-            reviews under each route's name.
-
-    Raises:
-        SnapshotError: A trajectory came with broken reviews.
-    """
-    for trajectory in trajectories:
-        made = with_reviews(trajectory)
-        if counts is not None:
-            counts.update(_tally(made))
-        yield made
-
-
-def _tally(trajectory: Trajectory) -> dict[str, int]:
-    reviews = reviews_of(trajectory)
-    return {
-        "trajectories": 1,
-        "without_reviews": int(not reviews),
-        "steps": len(trajectory),
-        "unreviewed_steps": len(trajectory) - len(reviews),
-        **Counter(review.route.name for review in reviews),
-    }
+def reviewed(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    """:func:`with_reviews` of each, in order; none is left out."""
+    return map(with_reviews, trajectories)
