@@ -34,7 +34,7 @@ from jaxguard.training.routing import RouteRows, RouteTextRows, pad_rows
 from jaxguard.types import JaxguardError, JointVerdict, Route, RouteVerdict, Step, Trajectory
 from jaxguard.versions import versions
 from jaxguard.world_model.params import Params, ParamsError, flatten, unflatten, weights_hash
-from jaxguard.world_model.routing import LETTERS, ROUTES, RouteHead, RouteScorer, RouteState
+from jaxguard.world_model.routing import LETTERS, OUTPUTS, ROUTES, RouteHead, RouteScorer, RouteState
 
 # Padded steps of a batch, and trajectories in it: a batch of one bucket compiles once.
 _STEPS, _ROWS = 4_096, 64
@@ -162,7 +162,7 @@ class Router:
             if trajectory.steps:
                 by_bucket.setdefault(bucket(len(trajectory)), []).append((position, trajectory))
             else:
-                yield position, trajectory, np.empty((0, ROUTES + len(LETTERS)), np.float32)
+                yield position, trajectory, np.empty((0, OUTPUTS), np.float32)
         for size, members in sorted(by_bucket.items()):
             rows_at_once = max(min(_STEPS // size, _ROWS), 1)
             for first in range(0, len(members), rows_at_once):

@@ -226,9 +226,9 @@ def evaluate_routing(
     settings = {"resamples": resamples, "seed": seed, "level": level}
     subsets: list[tuple[str, str, Bools]] = [("all", "", seen)]
     subsets += [("unseen", name, mask) for name, mask in masks.items()]
-    for kind, within in (("service", seen), ("trigger", seen), ("persona", seen)):
+    for kind in ("service", "trigger", "persona"):
         column = rows.column(f"{kind}s")
-        subsets += [(kind, name, (column == name) & within) for name in sorted(set(column[within].tolist()) - {""})]
+        subsets += [(kind, name, (column == name) & seen) for name in sorted(set(column[seen].tolist()) - {""})]
     paired, incomplete, unflipped = _pairs(rows, seen, routes, settings)
     main = rows.select(seen)
     enough = [name for name in sorted(set(main.services) - {""}) if _both(main.labels[main.column("services") == name])]

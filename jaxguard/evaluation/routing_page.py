@@ -45,7 +45,8 @@ def write_routing_report(
         EvaluationError: An empty ``about``.
     """
     e = evaluation
-    _check_about(about)
+    if not about.strip():
+        raise EvaluationError("about: got an empty text, expected a sentence on the data")
     sections = [_points(e), _overall(e), *_unseen(e), *_breakdowns(e), *_pairs(e), _calibration(e), *_grid(e)]
     told = {
         "logits": e.source,
@@ -100,11 +101,6 @@ def render(evaluation: RoutingEvaluation, about: str = "") -> str:
         lines += [f"{visible(name)[:29]:30}" + _heads(found, 9) for name, found in _grid_rows(e)]
     lines += ["", *(line for note in _notes(e) for line in _wrap(note))]
     return "\n".join(lines).strip("\n") + "\n"
-
-
-def _check_about(about: str) -> None:
-    if not about.strip():
-        raise EvaluationError("about: got an empty text, expected a sentence on the data")
 
 
 def _wrap(text: str, indent: str = "") -> list[str]:
@@ -325,7 +321,7 @@ def _pairs(e: RoutingEvaluation) -> list[Section]:
 
 
 def _told_models(e: RoutingEvaluation, pairs: PairSection) -> list[tuple[str, Figures]]:
-    """All models over all personas, within one the guard and the best rival."""
+    """All models over all personas, within one the router and the best rival."""
     kept = (ROUTER, _best_rival(e))
     return [(name, own) for name, own in pairs.models.items() if not pairs.persona or name in kept]
 
