@@ -88,44 +88,53 @@ class Kind:
                 (made / f"{self.thresholds}.json").write_bytes(content)
             (made / self.file).write_text(text, encoding="utf-8")
 
+    @contextlib.contextmanager
+    def naming(self, folder: Path) -> Iterator[None]:
+        """Whatever is refused within is an ``error`` that names the bundle."""
+        try:
+            yield
+        except JaxguardError as error:
+            raise self.error(f"{self.name} bundle {folder}: {error}") from error
+
     def read(self, folder: Path) -> dict[str, Any]:
-        """The description, checked for what loading needs.
+        """The description, checked for what loading needs; as all that reads, to be called within :meth:`naming`.
 
         Raises:
             JaxguardError: ``error``: none there, another version, damaged.
         """
-        where = f"{self.name} bundle {folder}"
         try:
             description = json.loads((folder / self.file).read_text(encoding="utf-8"))
         except FileNotFoundError:
             inner = folder / self.name
             run = f"; that is a run, its bundle is {inner}" if (inner / self.file).exists() else ""
-            raise self.error(f"{where}: no {self.file} there, expected a bundle that jaxguard wrote{run}") from None
+            raise self.error(f"no {self.file} there, expected a bundle that jaxguard wrote{run}") from None
         except (OSError, ValueError, RecursionError) as error:
-            raise self.error(f"{where}: {self.file} cannot be read ({reason(error)})") from error
+            raise self.error(f"{self.file} cannot be read ({reason(error)})") from error
         found = description.get(self.key) if isinstance(description, dict) else None
         if type(found) is not int or found != self.version:
-            raise self.error(
-                f"{where}: version is {found!r:.40}, this jaxguard reads version {self.version}; {self.remedy}"
-            )
+            raise self.error(f"version is {found!r:.40}, this jaxguard reads version {self.version}; {self.remedy}")
         if missing := {*self.objects, *self.entries, self.thresholds} - description.keys():
-            raise self.error(f"{where}: {self.file} lacks {', '.join(sorted(missing))}")
+            raise self.error(f"{self.file} lacks {', '.join(sorted(missing))}")
         for name in self.objects:
             if not isinstance(description[name], dict):
-                raise self.error(f"{where}: {name} in {self.file} is {description[name]!r:.80}, expected an object")
+                raise self.error(f"{name} in {self.file} is {description[name]!r:.80}, expected an object")
         return dict(description)
 
-    def weights(self, folder: Path) -> dict[str, np.ndarray]:
-        """The arrays of a bundle.
+    def read_weights(self, folder: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T:
+        """The weights of a bundle; ``read`` makes them of the arrays.
 
         Raises:
             JaxguardError: ``error`` where they cannot be read.
         """
         try:
-            return load_file(folder / WEIGHTS)
+            arrays = load_file(folder / WEIGHTS)
         # What safetensors raises for a dtype that NumPy lacks depends on the dtype.
         except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise self.error(f"{self.name} bundle {folder}: {WEIGHTS} cannot be read ({reason(error)})") from error
+            raise self.error(f"{WEIGHTS} cannot be read ({reason(error)})") from error
+        try:
+            return read(arrays)
+        except JaxguardError as error:
+            raise self.error(f"{WEIGHTS} cannot be read ({error})") from error
 
     def read_thresholds(self, folder: Path, digest: object, read: Callable[[str], T]) -> T | None:
         """The thresholds of a bundle, if any: those that were written with its description, and no others.
@@ -138,17 +147,17 @@ class Kind:
         Raises:
             JaxguardError: ``error`` where they cannot be read, or are others.
         """
-        path, where = folder / f"{self.thresholds}.json", f"{self.name} bundle {folder}"
+        path = folder / f"{self.thresholds}.json"
         if not path.exists():
             return None  # nothing passes without thresholds
         try:
             content = path.read_bytes()
             thresholds = read(content.decode("utf-8"))
         except (OSError, UnicodeDecodeError, JaxguardError) as error:
-            raise self.error(f"{where}: {path.name} cannot be read ({error})") from error
+            raise self.error(f"{path.name} cannot be read ({error})") from error
         if _digest(content) != digest:
             raise self.error(
-                f"{where}: {path.name} is not the file that {self.file} was written with; delete it and run "
+                f"{path.name} is not the file that {self.file} was written with; delete it and run "
                 f"`{self.command}` again"
             )
         return thresholds
