@@ -16,8 +16,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from jaxguard.types import JaxguardError
+from jaxguard.versions import versions
 
 WEIGHTS = "weights.safetensors"
+_OBJECTS = ("config", "encoder", "provenance")
+"""Entries of a description that must be objects."""
 
 T = TypeVar("T")
 
@@ -31,7 +34,6 @@ class Kind:
         version: The one that this jaxguard writes and reads.
         error: What is raised.
         remedy: What makes one anew, for the message about another version.
-        objects: Entries of the description that must be objects, beside other ``entries`` that must be there.
         thresholds: The entry that holds the digest of the thresholds; their file is called like it.
         command: What chooses them.
     """
@@ -40,8 +42,6 @@ class Kind:
     version: int
     error: type[JaxguardError]
     remedy: str
-    objects: tuple[str, ...]
-    entries: tuple[str, ...]
     thresholds: str
     command: str
 
@@ -62,7 +62,7 @@ class Kind:
 
         Args:
             target: The folder.
-            description: JSON-like; version and digest of the thresholds are added.
+            description: JSON-like; versions and digest of the thresholds are added.
             weights: Arrays by name.
             thresholds: Text of the thresholds, ``None`` where there are none.
 
@@ -74,7 +74,8 @@ class Kind:
         if target.exists() and not (target / self.file).exists():
             raise self.error(f"{self.name} bundle {target}: exists and is not a bundle; name another folder")
         content = None if thresholds is None else thresholds.encode()
-        own = {self.key: self.version, self.thresholds: None if content is None else _digest(content)}
+        digest = None if content is None else _digest(content)
+        own = {self.key: self.version, self.thresholds: digest, "versions": versions()}
         try:
             text = json.dumps({**own, **description}, indent=2, sort_keys=True)
         except (TypeError, ValueError) as error:
@@ -113,9 +114,9 @@ class Kind:
         found = description.get(self.key) if isinstance(description, dict) else None
         if type(found) is not int or found != self.version:
             raise self.error(f"version is {found!r:.40}, this jaxguard reads version {self.version}; {self.remedy}")
-        if missing := {*self.objects, *self.entries, self.thresholds} - description.keys():
+        if missing := {*_OBJECTS, "weights", self.thresholds} - description.keys():
             raise self.error(f"{self.file} lacks {', '.join(sorted(missing))}")
-        for name in self.objects:
+        for name in _OBJECTS:
             if not isinstance(description[name], dict):
                 raise self.error(f"{name} in {self.file} is {description[name]!r:.80}, expected an object")
         return dict(description)

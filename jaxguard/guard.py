@@ -26,7 +26,6 @@ from jaxguard.features.texts import trajectory_texts, well_formed
 from jaxguard.sessions import LiveSession, Proposal
 from jaxguard.settings import from_dict, to_dict
 from jaxguard.types import Decision, JaxguardError, Trajectory, Verdict
-from jaxguard.versions import versions
 from jaxguard.world_model import packing
 from jaxguard.world_model.params import Params, flatten, model_hash, unflatten
 from jaxguard.world_model.scorer import LiveState, Scorer
@@ -46,8 +45,6 @@ BUNDLE = Kind(
     version=3,
     error=GuardError,
     remedy="delete it and make it anew (`jaxguard train`, with --fresh where its checkpoints are as old)",
-    objects=("config", "encoder", "provenance"),
-    entries=("weights",),
     thresholds="calibration",
     command="jaxguard calibrate",
 )
@@ -212,7 +209,6 @@ class Guard:
             "config": to_dict(self.config),
             "encoder": self.encoder.fingerprint.to_dict(),
             "weights": self.weights,
-            "versions": versions(),
             "provenance": self.provenance,
         }
         thresholds = None if self.calibration is None else self.calibration.to_json()

@@ -22,7 +22,6 @@ from jaxguard.features.grounding import GROUNDING_VERSION, Grounding
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import well_formed
 from jaxguard.guard import Guard, GuardError, TextVectors, live_vectors
-from jaxguard.guard import Session as GuardSession
 from jaxguard.route_config import RouteConfig
 from jaxguard.sessions import Checked, LiveSession, Proposal
 from jaxguard.settings import from_dict, to_dict
@@ -30,7 +29,6 @@ from jaxguard.traces.snapshots import TRIGGERS
 from jaxguard.training.episodes import bucket
 from jaxguard.training.routing import RouteRows, RouteTextRows, pad_rows
 from jaxguard.types import JointVerdict, Route, RouteVerdict, Step, Trajectory
-from jaxguard.versions import versions
 from jaxguard.world_model.params import Params, ParamsError, flatten, model_hash, unflatten
 from jaxguard.world_model.routing import LETTERS, OUTPUTS, ROUTES, RouteHead, RouteScorer, RouteState
 
@@ -49,8 +47,6 @@ BUNDLE = Kind(
     version=1,
     error=RouterError,
     remedy="delete it and make it anew (`jaxguard route train`)",
-    objects=("config", "encoder", "provenance"),
-    entries=("weights",),
     thresholds="routing",
     command="jaxguard route calibrate",
 )
@@ -193,7 +189,6 @@ class Router:
             "config": to_dict(self.config),
             "encoder": self.encoder.fingerprint.to_dict(),
             "weights": self.source,
-            "versions": versions(),
             "provenance": self.provenance,
         }
         thresholds = None if self.routing is None else self.routing.to_json()
@@ -351,7 +346,7 @@ class JointSession(LiveSession[JointVerdict, tuple[Any, Any]]):
         if guard.config.data.thought != router.config.data.thought:
             raise RouterError("guard and router: one reads thoughts and one does not, expected the same of both")
         super().__init__(mode, thought=guard.config.data.thought)
-        self._of_guard: GuardSession = guard.session(instruction, metadata, mode)
+        self._of_guard = guard.session(instruction, metadata, mode)
         self._of_router = router.session(instruction, metadata, mode)
 
     def _checked(

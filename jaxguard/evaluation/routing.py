@@ -244,7 +244,7 @@ def evaluate_routing(
         unflipped_pairs=unflipped,
         frontiers=tuple(frontier(main, name) for name in ([""] if _both(main.labels) else []) + enough),
         reliability=_reliabilities(main),
-        grid=robustness_grid(grid, routing) if grid else None,
+        grid=summarise_grid({name: _values(own, routing) for name, own in grid.items()}) if grid else None,
         resamples=resamples,
         seed=seed,
         level=level,
@@ -379,18 +379,12 @@ def _reliabilities(rows: RoutedRows) -> dict[str, Reliability]:
     }
 
 
-def robustness_grid(configs: Mapping[str, RoutedRows], routing: Routing) -> Grid:
-    """Acc, RR, OAR and UAR of each configuration, their mean and population sigma (section 4.6)."""
-    return summarise_grid(
-        {
-            name: defined(routing_metrics(confusion(rows.labels, routing.route(rows.logits, rows.services))[None]))
-            for name, rows in configs.items()
-        }
-    )
+def _values(rows: RoutedRows, routing: Routing) -> dict[str, float | None]:
+    return defined(routing_metrics(confusion(rows.labels, routing.route(rows.logits, rows.services))[None]))
 
 
 def summarise_grid(configs: Mapping[str, Mapping[str, float | None]]) -> Grid:
-    """Mean and population sigma over configurations; None where a configuration has no such value.
+    """Mean and population sigma over configurations (section 4.6); None where one of them has no such value.
 
     Raises:
         EvaluationError: No configuration.
