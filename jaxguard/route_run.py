@@ -319,7 +319,7 @@ def _table(steps: Sequence[_Step], logits: np.ndarray) -> RoutedRows:
     def texts(name: str) -> list[str]:
         return [str(t.metadata.get(name) or "") for t, _ in steps]
 
-    pairs = texts("pair")
+    pairs = texts("flip_pair")
     return RoutedRows(
         ids=[f"{t.id}:{review.step}" for t, review in steps],
         logits=logits,
@@ -328,7 +328,9 @@ def _table(steps: Sequence[_Step], logits: np.ndarray) -> RoutedRows:
         personas=texts("persona"),
         triggers=[review.trigger for _, review in steps],
         pairs=[f"{pair}:{review.step}" if pair else "" for pair, (_, review) in zip(pairs, steps, strict=True)],
-        sides=[("mem" if t.metadata.get("memory") else "base") if t.metadata.get("pair") else "" for t, _ in steps],
+        sides=[
+            ("mem" if t.metadata.get("memory") else "base") if t.metadata.get("flip_pair") else "" for t, _ in steps
+        ],
         groups=[t.group for t, _ in steps],
     )
 

@@ -8,7 +8,7 @@ A *review* says for one step which way it should have gone. Reviews travel in a 
 
     "reviews": [{"step": 4, "route": "ASK", "trigger": "h"}]
 
-beside ``memory`` (persona memory, a text), ``persona``, ``service`` and ``pair`` (two trajectories that differ in
+beside ``memory`` (persona memory, a text), ``persona``, ``service`` and ``flip_pair`` (shared by two that differ in
 memory alone).
 """
 

@@ -197,8 +197,8 @@ def test_shares_of_the_routes() -> None:
 def test_pairs_differ_in_memory_alone_and_go_different_ways() -> None:
     pairs = defaultdict(list)
     for t in CORPUS:
-        if "pair" in t.metadata:
-            pairs[t.metadata["pair"]].append(t)
+        if "flip_pair" in t.metadata:
+            pairs[t.metadata["flip_pair"]].append(t)
     complete = [both for both in pairs.values() if len(both) == 2]
     assert len(complete) >= len(pairs) - 1  # the end may cut the last one
     seen: Counter[tuple[str, str, str]] = Counter()
@@ -229,10 +229,10 @@ def test_memory_moves_a_route_only_where_it_is_about_what_the_call_acts_on() -> 
             if not names(t.metadata["memory"], target):
                 unmoved += 1
                 assert review(t).route is without
-                assert "pair" not in t.metadata
+                assert "flip_pair" not in t.metadata
             else:
                 moved += review(t).route is not without
-                assert ("pair" in t.metadata) == (review(t).route is not without)
+                assert ("flip_pair" in t.metadata) == (review(t).route is not without)
             if without is Route.REFUSE:
                 assert review(t).route is Route.REFUSE
             if t.metadata["persona"] == "permissive" and review(t).trigger in "eh":

@@ -12,7 +12,7 @@ Records come as twins with the same instruction, the same call and the same word
 is said of, or the order in which facts came. Records with persona memory come with two more: the same without it, and
 one whose memory says the same of the other thing. So a bag of words, or the call alone, cannot be right more often
 than the shares of the routes among such records allow. Where memory moves the route, the two that differ in memory
-alone share ``pair`` in their metadata.
+alone share ``flip_pair`` in their metadata.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _trajectory(record: _Record, name: str, group: str) -> Trajectory:
     if record.memory:
         metadata["memory"] = record.memory
     if record.pair:
-        metadata["pair"] = group
+        metadata["flip_pair"] = group
     return Trajectory(
         id=name,
         instruction=owner.task,
