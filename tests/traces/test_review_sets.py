@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxguard.traces.reading import ArchiveReader
-from jaxguard.traces.review_sets import reviewed, with_reviews
+from jaxguard.traces.review_sets import EvaluationOnly, require_teachable, reviewed, with_reviews
 from jaxguard.traces.snapshots import Review, SnapshotError, reviews_of
 from jaxguard.traces.sources import find_sources
 from jaxguard.types import Route, Step, Trajectory
@@ -91,3 +91,9 @@ def test_real_counts(data_dir: Path, name: str, expected: dict[str, int]) -> Non
                 assert refused == ([trajectory.first_hazard] if trajectory.unsafe and trajectory.timing else [])
     assert {key: counts[key] for key in expected} == expected
     assert counts["ASK"] == 0
+
+
+def test_what_is_for_evaluation_only_teaches_nothing() -> None:
+    require_teachable([run(1), run(None, metadata={"evaluation_only": False})], "train part")
+    with pytest.raises(EvaluationOnly, match=r"train part: 1 trajectories are for evaluation only \(e.g. 'run'\)"):
+        require_teachable([run(1), run(None, metadata={"evaluation_only": True})], "train part")
