@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -38,7 +39,7 @@ KINDS = {"bag of words": _bag, "current call": _call, "call and latest observati
 
 def text_routes(train: Sequence[Step], labels: np.ndarray, asked: Sequence[Step]) -> Mapping[str, np.ndarray]:
     """Routes ``[N]`` of the asked steps by each kind, fitted on steps with labels; empty where
-    those have one class only, or nothing is asked.
+    those have one class only, or nothing is asked. A kind without a single word to learn from is left out.
 
     Args:
         train: Trajectories and the index of a step.
@@ -49,9 +50,12 @@ def text_routes(train: Sequence[Step], labels: np.ndarray, asked: Sequence[Step]
         return {}
     found = {}
     for name, text in KINDS.items():
+        learned = [text(step) for step in train]
+        if not any(re.search(_TOKENS, one) for one in learned):
+            continue
         model = make_pipeline(
             TfidfVectorizer(token_pattern=_TOKENS, sublinear_tf=True), LogisticRegression(C=3.0, max_iter=2_000)
         )
-        model.fit([text(step) for step in train], labels)
+        model.fit(learned, labels)
         found[name] = model.predict([text(step) for step in asked]).astype(np.int64)
     return found
