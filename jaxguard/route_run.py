@@ -74,8 +74,8 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
         progress: Shows bars on stderr.
 
     Raises:
-        JaxguardError: data, store, split or configuration do not fit together, the training part has no reviews or
-            holds trajectories that are for evaluation only, or training diverges.
+        JaxguardError: data, store, split or configuration do not fit together, the training part has no reviews, those
+            of one route only, or trajectories that are for evaluation only, or training diverges.
     """
     replaced = fresh and folder.exists()
     if replaced:
@@ -88,6 +88,9 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
     validation = (
         make_route_episodes(run.part("validation"), run.store, config, "validation") if has_validation else None
     )
+    told = _routes(training.labels)
+    if len(known := [name for name, count in told.items() if count]) < 2:
+        raise RunError(f"train part: all {sum(told.values())} reviews are {known[0]}, expected two routes at least")
     if replaced:
         delete_run(folder)
     establish(run)
@@ -111,7 +114,7 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
     )
     provenance = {
         "trajectories": {name: len(ids) for name, ids in run.splits.items()},
-        "reviews": _routes(training.labels),
+        "reviews": told,
         "trained on": len(training),
         "without reviews, left out": training.unreviewed,
         "data": list(config.data.trajectories),

@@ -280,6 +280,26 @@ def test_evaluation_only_trains_and_selects_nothing(made: Made, tmp_path: Path) 
         assert not (tmp_path / "run").exists()
 
 
+def test_reviews_that_cannot_teach_are_refused_before_anything_is_written(made: Made, tmp_path: Path) -> None:
+    trajectories = load_trajectories([str(made.data)])
+    last = splits(made.run)["test"][0]
+    for name, change, message in (
+        ("one", {i: "ASK" for i in trajectories}, "reviews are ASK, expected two routes at least"),
+        ("broken", {last: "MAYBE"}, f"trajectory {last!r}: reviews 0 route: got 'MAYBE', expected one of EXECUTE"),
+    ):
+        data = [
+            dataclasses.replace(
+                t, metadata={**t.metadata, "reviews": [{**t.metadata["reviews"][0], "route": change[i]}]}
+            )
+            if i in change
+            else t
+            for i, t in trajectories.items()
+        ]
+        write_trajectories(data, tmp_path / name / "trajectories.jsonl.gz")
+        assert message in refused(*made.train(tmp_path / "run", f"data.trajectories=[{tmp_path / name}]"))
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_split_file_must_keep_out_what_is_held_out(made: Made, tmp_path: Path) -> None:
     record = json.loads((made.run / "splits.json").read_text())
     moved = record["splits"]["unseen"].pop()

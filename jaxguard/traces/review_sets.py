@@ -88,8 +88,9 @@ def reviewed(trajectories: Iterable[Trajectory], counts: Counter[str] | None = N
     """
     for trajectory in trajectories:
         made = with_reviews(trajectory)
+        tally = _tally(made)  # also where nobody counts: broken reviews are to be found before anything is trained
         if counts is not None:
-            counts.update(_tally(made))
+            counts.update(tally)
         yield made
 
 

@@ -97,3 +97,10 @@ def test_what_is_for_evaluation_only_teaches_nothing() -> None:
     require_teachable([run(1), run(None, metadata={"evaluation_only": False})], "train part")
     with pytest.raises(EvaluationOnly, match=r"train part: 1 trajectories are for evaluation only \(e.g. 'run'\)"):
         require_teachable([run(1), run(None, metadata={"evaluation_only": True})], "train part")
+
+
+def test_broken_reviews_are_found_whether_or_not_somebody_counts() -> None:
+    broken = run(None, metadata={"reviews": [{"step": 9, "route": "ASK"}]})
+    for counts in (None, Counter[str]()):
+        with pytest.raises(SnapshotError, match="reviews 0 step: got 9, expected 0 to 3"):
+            list(reviewed([run(1), broken], counts))
