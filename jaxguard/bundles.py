@@ -16,8 +16,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from jaxguard.types import JaxguardError
+from jaxguard.versions import versions
 
 WEIGHTS = "weights.safetensors"
+_OBJECTS = ("config", "encoder", "provenance")
+"""Entries of a description that must be objects."""
 
 T = TypeVar("T")
 
@@ -31,7 +34,6 @@ class Kind:
         version: The one that this jaxguard writes and reads.
         error: What is raised.
         remedy: What makes one anew, for the message about another version.
-        objects: Entries of the description that must be objects, beside other ``entries`` that must be there.
         thresholds: The entry that holds the digest of the thresholds; their file is called like it.
         command: What chooses them.
     """
@@ -40,8 +42,6 @@ class Kind:
     version: int
     error: type[JaxguardError]
     remedy: str
-    objects: tuple[str, ...]
-    entries: tuple[str, ...]
     thresholds: str
     command: str
 
@@ -62,7 +62,7 @@ class Kind:
 
         Args:
             target: The folder.
-            description: JSON-like; version and digest of the thresholds are added.
+            description: JSON-like; versions and digest of the thresholds are added.
             weights: Arrays by name.
             thresholds: Text of the thresholds, ``None`` where there are none.
 
@@ -74,7 +74,8 @@ class Kind:
         if target.exists() and not (target / self.file).exists():
             raise self.error(f"{self.name} bundle {target}: exists and is not a bundle; name another folder")
         content = None if thresholds is None else thresholds.encode()
-        own = {self.key: self.version, self.thresholds: None if content is None else _digest(content)}
+        digest = None if content is None else _digest(content)
+        own = {self.key: self.version, self.thresholds: digest, "versions": versions()}
         try:
             text = json.dumps({**own, **description}, indent=2, sort_keys=True)
         except (TypeError, ValueError) as error:
@@ -88,44 +89,53 @@ class Kind:
                 (made / f"{self.thresholds}.json").write_bytes(content)
             (made / self.file).write_text(text, encoding="utf-8")
 
+    @contextlib.contextmanager
+    def naming(self, folder: Path) -> Iterator[None]:
+        """Whatever is refused within is an ``error`` that names the bundle."""
+        try:
+            yield
+        except JaxguardError as error:
+            raise self.error(f"{self.name} bundle {folder}: {error}") from error
+
     def read(self, folder: Path) -> dict[str, Any]:
-        """The description, checked for what loading needs.
+        """The description, checked for what loading needs; as all that reads, to be called within :meth:`naming`.
 
         Raises:
             JaxguardError: ``error``: none there, another version, damaged.
         """
-        where = f"{self.name} bundle {folder}"
         try:
             description = json.loads((folder / self.file).read_text(encoding="utf-8"))
         except FileNotFoundError:
             inner = folder / self.name
             run = f"; that is a run, its bundle is {inner}" if (inner / self.file).exists() else ""
-            raise self.error(f"{where}: no {self.file} there, expected a bundle that jaxguard wrote{run}") from None
+            raise self.error(f"no {self.file} there, expected a bundle that jaxguard wrote{run}") from None
         except (OSError, ValueError, RecursionError) as error:
-            raise self.error(f"{where}: {self.file} cannot be read ({reason(error)})") from error
+            raise self.error(f"{self.file} cannot be read ({reason(error)})") from error
         found = description.get(self.key) if isinstance(description, dict) else None
         if type(found) is not int or found != self.version:
-            raise self.error(
-                f"{where}: version is {found!r:.40}, this jaxguard reads version {self.version}; {self.remedy}"
-            )
-        if missing := {*self.objects, *self.entries, self.thresholds} - description.keys():
-            raise self.error(f"{where}: {self.file} lacks {', '.join(sorted(missing))}")
-        for name in self.objects:
+            raise self.error(f"version is {found!r:.40}, this jaxguard reads version {self.version}; {self.remedy}")
+        if missing := {*_OBJECTS, "weights", self.thresholds} - description.keys():
+            raise self.error(f"{self.file} lacks {', '.join(sorted(missing))}")
+        for name in _OBJECTS:
             if not isinstance(description[name], dict):
-                raise self.error(f"{where}: {name} in {self.file} is {description[name]!r:.80}, expected an object")
+                raise self.error(f"{name} in {self.file} is {description[name]!r:.80}, expected an object")
         return dict(description)
 
-    def weights(self, folder: Path) -> dict[str, np.ndarray]:
-        """The arrays of a bundle.
+    def read_weights(self, folder: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T:
+        """The weights of a bundle; ``read`` makes them of the arrays.
 
         Raises:
             JaxguardError: ``error`` where they cannot be read.
         """
         try:
-            return load_file(folder / WEIGHTS)
+            arrays = load_file(folder / WEIGHTS)
         # What safetensors raises for a dtype that NumPy lacks depends on the dtype.
         except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise self.error(f"{self.name} bundle {folder}: {WEIGHTS} cannot be read ({reason(error)})") from error
+            raise self.error(f"{WEIGHTS} cannot be read ({reason(error)})") from error
+        try:
+            return read(arrays)
+        except JaxguardError as error:
+            raise self.error(f"{WEIGHTS} cannot be read ({error})") from error
 
     def read_thresholds(self, folder: Path, digest: object, read: Callable[[str], T]) -> T | None:
         """The thresholds of a bundle, if any: those that were written with its description, and no others.
@@ -138,7 +148,7 @@ class Kind:
         Raises:
             JaxguardError: ``error`` where they cannot be read, or are others.
         """
-        path, where = folder / f"{self.thresholds}.json", f"{self.name} bundle {folder}"
+        path = folder / f"{self.thresholds}.json"
         if not path.exists():
             return None  # nothing passes without thresholds
         try:
@@ -146,11 +156,11 @@ class Kind:
             thresholds = read(content.decode("utf-8"))
         except (OSError, UnicodeDecodeError, JaxguardError) as error:
             raise self.error(
-                f"{where}: {path.name} cannot be read ({error}); delete it and run `{self.command}` again"
+                f"{path.name} cannot be read ({error}); delete it and run `{self.command}` again"
             ) from error
         if _digest(content) != digest:
             raise self.error(
-                f"{where}: {path.name} is not the file that {self.file} was written with; delete it and run "
+                f"{path.name} is not the file that {self.file} was written with; delete it and run "
                 f"`{self.command}` again"
             )
         return thresholds

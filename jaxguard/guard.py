@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
 import math
 import os
@@ -28,9 +26,8 @@ from jaxguard.features.texts import trajectory_texts, well_formed
 from jaxguard.sessions import LiveSession, Proposal
 from jaxguard.settings import from_dict, to_dict
 from jaxguard.types import Decision, JaxguardError, Trajectory, Verdict
-from jaxguard.versions import versions
 from jaxguard.world_model import packing
-from jaxguard.world_model.params import Params, ParamsError, flatten, unflatten, weights_hash
+from jaxguard.world_model.params import Params, flatten, model_hash, unflatten
 from jaxguard.world_model.scorer import LiveState, Scorer
 
 logger = logging.getLogger(__name__)
@@ -48,8 +45,6 @@ BUNDLE = Kind(
     version=3,
     error=GuardError,
     remedy="delete it and make it anew (`jaxguard train`, with --fresh where its checkpoints are as old)",
-    objects=("config", "encoder", "provenance"),
-    entries=("weights",),
     thresholds="calibration",
     command="jaxguard calibrate",
 )
@@ -96,12 +91,6 @@ class TextVectors:
         return vectors.reshape(*rows.shape, -1).astype(np.float32, copy=False)
 
 
-def _fingerprint(params: Params, config: Config) -> str:
-    """Names everything of the model that moves a score: the weights, how they are used, and what they read."""
-    use = json.dumps([to_dict(config.model), config.data.thought], sort_keys=True)
-    return hashlib.sha256(f"{weights_hash(params)} {use}".encode()).hexdigest()[:16]
-
-
 @dataclass
 class Guard:
     """A trained world model with the encoder it reads and the thresholds it was calibrated to.
@@ -126,7 +115,7 @@ class Guard:
                 f"model.embed_dim is {self.config.model.embed_dim}, but the encoder {self.encoder.fingerprint} "
                 f"makes {self.encoder.dim} values per text"
             )
-        self.weights = _fingerprint(self.params, self.config)
+        self.weights = model_hash(self.params, to_dict(self.config.model), self.config.data.thought)
         self._scorer: Scorer | None = None
         if self.calibration is not None:
             self.calibration.check(encoder=self.encoder.fingerprint.short, weights=self.weights)
@@ -220,7 +209,6 @@ class Guard:
             "config": to_dict(self.config),
             "encoder": self.encoder.fingerprint.to_dict(),
             "weights": self.weights,
-            "versions": versions(),
             "provenance": self.provenance,
         }
         thresholds = None if self.calibration is None else self.calibration.to_json()
@@ -238,29 +226,21 @@ class Guard:
             GuardError: no bundle there, another bundle version, damaged, or another encoder.
         """
         folder = Path(path)
-        description = BUNDLE.read(folder)
-        try:
+        with BUNDLE.naming(folder):
+            description = BUNDLE.read(folder)
             config = from_dict(description["config"], Config)
             expected = EncoderFingerprint.from_dict(description["encoder"])
             encoder = load_encoder(config.encoder) if encoder is None else encoder
-        except JaxguardError as error:
-            raise GuardError(f"guard bundle {folder}: {error}") from error
-        if encoder.fingerprint != expected:
-            raise GuardError(
-                f"guard bundle {folder}: was made for another encoder than the one at hand "
-                f"({expected.differences(encoder.fingerprint)})"
-            )
-        try:
-            params = unflatten(BUNDLE.weights(folder), config.model)
-        except ParamsError as error:
-            raise GuardError(f"guard bundle {folder}: {WEIGHTS} cannot be read ({error})") from error
-        if _fingerprint(params, config) != description["weights"]:
-            raise GuardError(f"guard bundle {folder}: weights.safetensors and guard.json do not belong together")
-        calibration = BUNDLE.read_thresholds(folder, description["calibration"], Calibration.from_json)
-        try:
-            return cls(config, params, encoder, calibration, description["provenance"])
-        except JaxguardError as error:
-            raise GuardError(f"guard bundle {folder}: {error}") from error
+            if encoder.fingerprint != expected:
+                raise GuardError(
+                    f"was made for another encoder than the one at hand ({expected.differences(encoder.fingerprint)})"
+                )
+            params = BUNDLE.read_weights(folder, lambda arrays: unflatten(arrays, config.model))
+            guard = cls(config, params, encoder, provenance=description["provenance"])
+            if guard.weights != description["weights"]:
+                raise GuardError(f"{WEIGHTS} and {BUNDLE.file} do not belong together")
+            calibration = BUNDLE.read_thresholds(folder, description["calibration"], Calibration.from_json)
+            return guard if calibration is None else guard.calibrated(calibration)
 
 
 class Session(LiveSession[Verdict, tuple[LiveState, EvidenceState]]):

@@ -23,7 +23,7 @@ from jaxguard.decision.routing import Routing
 from jaxguard.decision.routing_fit import fit_routing
 from jaxguard.evaluation.routing import RoutingEvaluation, evaluate_routing
 from jaxguard.evaluation.routing_page import write_routing_report
-from jaxguard.evaluation.routing_rows import RoutedRows, majority_by_tool
+from jaxguard.evaluation.routing_rows import RoutedRows
 from jaxguard.features.decision_logits import read_logits
 from jaxguard.features.store import FeatureStore
 from jaxguard.inputs import (
@@ -182,7 +182,7 @@ def evaluate_router(folder: Path, *, grid: bool = False) -> tuple[RoutingEvaluat
             for backbone in BACKBONES
         }
     masks = _held_out(run.config, test)
-    result = _evaluated(routing, rows, router.source, run.config, rivals, masks, styles)
+    result = _evaluated(routing, rows, router.source, run.config, rivals=rivals, unseen=masks, grid=styles)
     about = _about(run.part("train"), result, rivals)
     page = _write(
         folder / "report", result, about, f"{run.config.name}: test part", {**router.provenance, "part": "test"}
@@ -215,7 +215,7 @@ def evaluate_elsewhere(
     _require_others(bundle.parent / SPLITS_FILE, trajectories)
     vectors = None if store is None else FeatureStore.open(store, router.encoder.fingerprint, router.encoder.dim)
     rows = _rows(router, trajectories, vectors)
-    result = _evaluated(routing, rows, router.source, router.config, {}, {}, None)
+    result = _evaluated(routing, rows, router.source, router.config)
     about = f"Reviewed steps of {_named(trajectories)}, named apart from the router's own split."
     return result, about, _write(out, result, about, "Another place", dict(router.provenance))
 
@@ -265,7 +265,7 @@ def evaluate_cached(
 
     routing = _fit(rows("calibration", calibration), config.routing, source, {"logits": str(logits.fingerprint)})
     rivals = _rivals(_steps(calibration), _steps(test))
-    result = _evaluated(routing, rows("test", test), source, config, rivals, _held_out(config, test), None)
+    result = _evaluated(routing, rows("test", test), source, config, rivals=rivals, unseen=_held_out(config, test))
     about = _about(calibration, result, rivals)
     page = _write(out, result, about, f"{logits.fingerprint.model}: cached logits", {"logits": str(logits.fingerprint)})
     (out / "routing.json").write_text(routing.to_json(), encoding="utf-8")
@@ -337,7 +337,7 @@ def _table(steps: Sequence[_Step], logits: np.ndarray) -> RoutedRows:
     def texts(name: str) -> list[str]:
         return [str(t.metadata.get(name) or "") for t, _ in steps]
 
-    pairs = texts("pair")
+    pairs = texts("flip_pair")
     return RoutedRows(
         ids=[f"{t.id}:{review.step}" for t, review in steps],
         logits=logits,
@@ -346,9 +346,10 @@ def _table(steps: Sequence[_Step], logits: np.ndarray) -> RoutedRows:
         personas=texts("persona"),
         triggers=[review.trigger for _, review in steps],
         pairs=[f"{pair}:{review.step}" if pair else "" for pair, (_, review) in zip(pairs, steps, strict=True)],
-        sides=[("mem" if t.metadata.get("memory") else "base") if t.metadata.get("pair") else "" for t, _ in steps],
+        sides=[
+            ("mem" if t.metadata.get("memory") else "base") if t.metadata.get("flip_pair") else "" for t, _ in steps
+        ],
         groups=[t.group for t, _ in steps],
-        tools=_tools(steps),
     )
 
 
@@ -374,41 +375,29 @@ def _fit(rows: RoutedRows, settings: RoutingConfig, source: str, provenance: Map
     )
 
 
-def _rivals(train: Sequence[_Step], asked: Sequence[_Step]) -> dict[str, np.ndarray]:
+def _rivals(train: Sequence[_Step], asked: Sequence[_Step]) -> Mapping[str, np.ndarray]:
     """Routes of plain baselines that learned from the same steps."""
-    labels = _labels(train)
-    found = {"majority by tool": majority_by_tool(_tools(train), labels, _tools(asked))} if train else {}
     seen, new = ([(t, review.step) for t, review in steps] for steps in (train, asked))
-    return {**found, **text_routes(seen, labels, new)}
+    return text_routes(seen, _labels(train), new)
 
 
 def _labels(steps: Sequence[_Step]) -> np.ndarray:
     return np.array([review.route for _, review in steps], np.int64)
 
 
-def _tools(steps: Sequence[_Step]) -> list[str]:
-    return [t.steps[review.step].tool for t, review in steps]
-
-
 def _evaluated(
-    routing: Routing,
-    rows: RoutedRows,
-    source: str,
-    config: RouteConfig,
-    rivals: Mapping[str, np.ndarray],
-    unseen: Mapping[str, np.ndarray],
-    grid: Mapping[str, RoutedRows] | None,
+    routing: Routing, rows: RoutedRows, source: str, config: RouteConfig, **beside: Any
 ) -> RoutingEvaluation:
+    """``beside``: rivals, unseen and grid of :func:`~jaxguard.evaluation.routing.evaluate_routing`."""
+    chosen = config.evaluation
     return evaluate_routing(
         rows,
         routing,
         source=source,
-        rivals=rivals,
-        unseen=unseen,
-        grid=grid,
-        resamples=config.evaluation.resamples,
-        seed=config.evaluation.seed,
+        resamples=chosen.resamples,
+        seed=chosen.seed,
         delta=config.routing.delta,
+        **beside,
     )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,17 +22,15 @@ from jaxguard.features.grounding import GROUNDING_VERSION, Grounding
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import well_formed
 from jaxguard.guard import Guard, GuardError, TextVectors, live_vectors
-from jaxguard.guard import Session as GuardSession
 from jaxguard.route_config import RouteConfig
 from jaxguard.sessions import Checked, LiveSession, Proposal
 from jaxguard.settings import from_dict, to_dict
 from jaxguard.traces.snapshots import TRIGGERS
 from jaxguard.training.episodes import bucket
 from jaxguard.training.routing import RouteRows, RouteTextRows, pad_rows
-from jaxguard.types import JaxguardError, JointVerdict, Route, RouteVerdict, Step, Trajectory
-from jaxguard.versions import versions
-from jaxguard.world_model.params import Params, ParamsError, flatten, unflatten, weights_hash
-from jaxguard.world_model.routing import LETTERS, ROUTES, RouteHead, RouteScorer, RouteState
+from jaxguard.types import JointVerdict, Route, RouteVerdict, Step, Trajectory
+from jaxguard.world_model.params import Params, ParamsError, flatten, model_hash, unflatten
+from jaxguard.world_model.routing import LETTERS, OUTPUTS, ROUTES, RouteHead, RouteScorer, RouteState
 
 # Padded steps of a batch, and trajectories in it: a batch of one bucket compiles once.
 _STEPS, _ROWS = 4_096, 64
@@ -51,8 +47,6 @@ BUNDLE = Kind(
     version=1,
     error=RouterError,
     remedy="delete it and make it anew (`jaxguard route train`)",
-    objects=("config", "encoder", "provenance"),
-    entries=("weights",),
     thresholds="routing",
     command="jaxguard route calibrate",
 )
@@ -102,14 +96,13 @@ class Router:
                 f"makes {self.encoder.dim} values per text"
             )
         seen = self.config.route
-        use = [
+        self.source = model_hash(
+            self.params,
             to_dict(self.config.model),
             self.config.data.thought,
             [seen.memory, seen.grounding, seen.recurrence, GROUNDING_VERSION],
             self.encoder.fingerprint.short,
-        ]
-        digest = hashlib.sha256(f"{weights_hash(self.params)} {json.dumps(use, sort_keys=True)}".encode())
-        self.source = digest.hexdigest()[:16]
+        )
         """Fingerprint of everything that moves a logit; what thresholds are bound to."""
         self._scorer: RouteScorer | None = None
         if self.routing is not None:
@@ -162,7 +155,7 @@ class Router:
             if trajectory.steps:
                 by_bucket.setdefault(bucket(len(trajectory)), []).append((position, trajectory))
             else:
-                yield position, trajectory, np.empty((0, ROUTES + len(LETTERS)), np.float32)
+                yield position, trajectory, np.empty((0, OUTPUTS), np.float32)
         for size, members in sorted(by_bucket.items()):
             rows_at_once = max(min(_STEPS // size, _ROWS), 1)
             for first in range(0, len(members), rows_at_once):
@@ -196,7 +189,6 @@ class Router:
             "config": to_dict(self.config),
             "encoder": self.encoder.fingerprint.to_dict(),
             "weights": self.source,
-            "versions": versions(),
             "provenance": self.provenance,
         }
         thresholds = None if self.routing is None else self.routing.to_json()
@@ -214,25 +206,24 @@ class Router:
             RouterError: no bundle there, another version, damaged, or another encoder.
         """
         folder = Path(path)
-        where = f"router bundle {folder}"
-        description = BUNDLE.read(folder)
-        try:
+        with BUNDLE.naming(folder):
+            description = BUNDLE.read(folder)
             config = from_dict(description["config"], RouteConfig)
             expected = EncoderFingerprint.from_dict(description["encoder"])
             encoder = load_encoder(config.encoder) if encoder is None else encoder
             if encoder.fingerprint != expected:
-                raise RouterError(f"was made for another encoder ({expected.differences(encoder.fingerprint)})")
-            params = _parts(BUNDLE.weights(folder), config)
+                raise RouterError(
+                    f"was made for another encoder than the one at hand ({expected.differences(encoder.fingerprint)})"
+                )
+            params = BUNDLE.read_weights(folder, lambda arrays: _parts(arrays, config))
             router = cls(config, params, encoder, provenance=description["provenance"])
             if router.source != description["weights"]:
                 raise RouterError(
                     f"{WEIGHTS} and {BUNDLE.file} do not belong together (or what is read of trace and memory has "
                     f"changed since; here it is version {GROUNDING_VERSION})"
                 )
-            thresholds = BUNDLE.read_thresholds(folder, description["routing"], Routing.from_json)
-            return router if thresholds is None else router.routed(thresholds)
-        except JaxguardError as error:
-            raise RouterError(str(error) if where in str(error) else f"{where}: {error}") from error
+            routing = BUNDLE.read_thresholds(folder, description["routing"], Routing.from_json)
+            return router if routing is None else router.routed(routing)
 
 
 def _parts(arrays: Mapping[str, np.ndarray], config: RouteConfig) -> Params:
@@ -242,12 +233,9 @@ def _parts(arrays: Mapping[str, np.ndarray], config: RouteConfig) -> Params:
     for name, array in arrays.items():
         part, _, rest = name.partition(".")
         if part not in found:
-            raise ParamsError(f"{WEIGHTS}: got {name!r}, expected names that start with {' or '.join(found)}")
+            raise ParamsError(f"weights: got {name!r}, expected names that start with {' or '.join(found)}")
         found[part][rest] = array
-    try:
-        return {name: unflatten(found[name], config.model, **options) for name, options in kinds.items()}
-    except ParamsError as error:
-        raise ParamsError(f"{WEIGHTS} cannot be read ({error})") from error
+    return {name: unflatten(found[name], config.model, **options) for name, options in kinds.items()}
 
 
 class RouteSession(LiveSession[RouteVerdict, tuple[RouteState, Step]]):
@@ -358,7 +346,7 @@ class JointSession(LiveSession[JointVerdict, tuple[Any, Any]]):
         if guard.config.data.thought != router.config.data.thought:
             raise RouterError("guard and router: one reads thoughts and one does not, expected the same of both")
         super().__init__(mode, thought=guard.config.data.thought)
-        self._of_guard: GuardSession = guard.session(instruction, metadata, mode)
+        self._of_guard = guard.session(instruction, metadata, mode)
         self._of_router = router.session(instruction, metadata, mode)
 
     def _checked(

@@ -153,7 +153,7 @@ def test_a_bundle_whose_thresholds_are_gone_routes_nothing_and_can_be_calibrated
 
 def test_a_wrong_encoder_is_refused(tmp_path: Path) -> None:
     bare_router().save(tmp_path / "router")
-    with pytest.raises(RouterError, match=r"made for another encoder \(layer: 1 != 5\)"):
+    with pytest.raises(RouterError, match=r"made for another encoder than the one at hand \(layer: 1 != 5\)"):
         Router.load(tmp_path / "router", FakeEncoder(layer=5))
     narrow = FakeEncoder()
     narrow.dim = DIM - 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from small_run import DIM, HashEncoder, Outcome, at_toy_size, command, done, hash_encoder, refused
 
-from jaxguard.evaluation.evaluate import GUARD
+from jaxguard.evaluation.routing import ROUTER
 from jaxguard.features.decision_logits import reviewed_snapshots
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
@@ -158,7 +158,7 @@ def test_cached_logits(made: Made, tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     sections = {(section["kind"], section["name"]): section for section in figures["sections"]}
     for (kind, _), section in sections.items():
-        assert section["models"][GUARD]["acc"]["value"] == 1.0, kind
+        assert section["models"][ROUTER]["acc"]["value"] == 1.0, kind
     held_out = [t for t in trajectories.values() if t.metadata["service"] == "mail"]
     assert sections["unseen", "service=mail"]["counts"]["rows"] == len(held_out)  # one review each
     assert json.loads((tmp_path / "out" / "routing.json").read_text())["source"] == fingerprint.short

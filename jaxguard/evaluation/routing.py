@@ -19,11 +19,12 @@ from jaxguard.decision.routing import Routing, check_labels
 from jaxguard.decision.routing_bounds import lower_bound, upper_bound
 from jaxguard.decision.routing_points import candidate_taus
 from jaxguard.evaluation.bootstrap import Interval, bootstrap
-from jaxguard.evaluation.evaluate import GUARD
 from jaxguard.evaluation.metrics import Bools, EvaluationError, Floats, Ints, ratio
 from jaxguard.evaluation.routing_rows import RoutedRows, cells, confusion, defined, routing_metrics
 from jaxguard.types import Route
 
+ROUTER = "router"
+"""The name of what is evaluated, beside its rivals."""
 ALWAYS = {f"always {route.name}": route for route in Route}
 GRID_METRICS = ("acc", "rr", "oar", "uar")
 Figures = Mapping[str, Interval | None]
@@ -50,8 +51,8 @@ class RoutingSection:
         kind: ``"all"``, ``"unseen"``, ``"service"``, ``"trigger"`` or ``"persona"``.
         name: The subset's value of it.
         counts: What it consists of.
-        models: Figures (:data:`~jaxguard.evaluation.routing_rows.METRICS`) by model, ``GUARD`` first.
-        confusion: ``[3][3]`` rows of GUARD by label and route.
+        models: Figures (:data:`~jaxguard.evaluation.routing_rows.METRICS`) by model, ``ROUTER`` first.
+        confusion: ``[3][3]`` rows of ROUTER by label and route.
     """
 
     kind: str
@@ -68,7 +69,7 @@ class PairSection:
     Attributes:
         persona: Of the memory; ``""`` for all.
         pairs: How many.
-        models: ``acc_base``, ``acc_mem`` and ``both`` (right on both sides) by model, ``GUARD`` first.
+        models: ``acc_base``, ``acc_mem`` and ``both`` (right on both sides) by model, ``ROUTER`` first.
     """
 
     persona: str
@@ -213,7 +214,7 @@ def evaluate_routing(
             raise EvaluationError(
                 f"unseen {name!r}: got {mask.sum()} of {mask.size} rows, expected some of {len(rows)}"
             )
-    routes = {GUARD: check_labels(routing.route(rows.logits, rows.services), len(rows))}
+    routes = {ROUTER: check_labels(routing.route(rows.logits, rows.services), len(rows))}
     for name, given in (rivals or {}).items():
         if name in routes or name in ALWAYS:
             raise EvaluationError(f"rivals: got the name {name!r}, expected another one")
@@ -225,9 +226,9 @@ def evaluate_routing(
     settings = {"resamples": resamples, "seed": seed, "level": level}
     subsets: list[tuple[str, str, Bools]] = [("all", "", seen)]
     subsets += [("unseen", name, mask) for name, mask in masks.items()]
-    for kind, within in (("service", seen), ("trigger", seen), ("persona", seen)):
+    for kind in ("service", "trigger", "persona"):
         column = rows.column(f"{kind}s")
-        subsets += [(kind, name, (column == name) & within) for name in sorted(set(column[within].tolist()) - {""})]
+        subsets += [(kind, name, (column == name) & seen) for name in sorted(set(column[seen].tolist()) - {""})]
     paired, incomplete, unflipped = _pairs(rows, seen, routes, settings)
     main = rows.select(seen)
     enough = [name for name in sorted(set(main.services) - {""}) if _both(main.labels[main.column("services") == name])]
@@ -243,7 +244,7 @@ def evaluate_routing(
         unflipped_pairs=unflipped,
         frontiers=tuple(frontier(main, name) for name in ([""] if _both(main.labels) else []) + enough),
         reliability=_reliabilities(main),
-        grid=robustness_grid(grid, routing) if grid else None,
+        grid=summarise_grid({name: _values(own, routing) for name, own in grid.items()}) if grid else None,
         resamples=resamples,
         seed=seed,
         level=level,
@@ -284,7 +285,7 @@ def _section(
         name,
         RouteCounts(len(labels), len(set(clusters)), execute, ask, refuse, int((~rows.shares.scored[at]).sum())),
         _intervals(flat, clusters, lambda sums: routing_metrics(sums.reshape(-1, 3, 3)), settings),
-        tuple(map(tuple, confusion(labels, routes[GUARD][at]).tolist())),
+        tuple(map(tuple, confusion(labels, routes[ROUTER][at]).tolist())),
     )
 
 
@@ -378,18 +379,12 @@ def _reliabilities(rows: RoutedRows) -> dict[str, Reliability]:
     }
 
 
-def robustness_grid(configs: Mapping[str, RoutedRows], routing: Routing) -> Grid:
-    """Acc, RR, OAR and UAR of each configuration, their mean and population sigma (section 4.6)."""
-    return summarise_grid(
-        {
-            name: defined(routing_metrics(confusion(rows.labels, routing.route(rows.logits, rows.services))[None]))
-            for name, rows in configs.items()
-        }
-    )
+def _values(rows: RoutedRows, routing: Routing) -> dict[str, float | None]:
+    return defined(routing_metrics(confusion(rows.labels, routing.route(rows.logits, rows.services))[None]))
 
 
 def summarise_grid(configs: Mapping[str, Mapping[str, float | None]]) -> Grid:
-    """Mean and population sigma over configurations; None where a configuration has no such value.
+    """Mean and population sigma over configurations (section 4.6); None where one of them has no such value.
 
     Raises:
         EvaluationError: No configuration.

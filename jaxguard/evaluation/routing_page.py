@@ -11,14 +11,17 @@ from markupsafe import Markup
 
 from jaxguard.evaluation import routing_plots as plots
 from jaxguard.evaluation.bootstrap import Interval
-from jaxguard.evaluation.evaluate import GUARD
 from jaxguard.evaluation.metrics import EvaluationError
 from jaxguard.evaluation.pages import Section, write_page
-from jaxguard.evaluation.routing import GRID_METRICS, Figures, PairSection, RoutingEvaluation, RoutingSection
+from jaxguard.evaluation.routing import GRID_METRICS, ROUTER, Figures, PairSection, RoutingEvaluation, RoutingSection
 from jaxguard.evaluation.routing_rows import METRICS
 from jaxguard.evaluation.table import WIDTH
 from jaxguard.evaluation.wording import clip, number, span, visible
+from jaxguard.traces.snapshots import TRIGGER_NAMES
+from jaxguard.types import Route
 
+ALL_REFUSED = f"always {Route.REFUSE.name}"
+"""Makes neither of both errors, being no router: it has no place among those that do."""
 KINDS = {"service": "Service", "trigger": "Trigger", "persona": "Persona"}
 PAIRS = {"acc_base": "Acc base", "acc_mem": "Acc mem", "both": "both right"}
 _POINT = {"tau": "τ", "acc": "Acc", "rr": "RR", "rr_lower": "RR above", "oar": "OAR", "uar": "UAR",
@@ -42,7 +45,8 @@ def write_routing_report(
         EvaluationError: An empty ``about``.
     """
     e = evaluation
-    _check_about(about)
+    if not about.strip():
+        raise EvaluationError("about: got an empty text, expected a sentence on the data")
     sections = [_points(e), _overall(e), *_unseen(e), *_breakdowns(e), *_pairs(e), _calibration(e), *_grid(e)]
     told = {
         "logits": e.source,
@@ -69,17 +73,17 @@ def render(evaluation: RoutingEvaluation, about: str = "") -> str:
         lines += ["", _heading(section), *_wrap(_counts(section), "  "), f"{'':18}" + _heads(METRICS.values(), 9)]
         for name, figures in section.models.items():
             lines.append(f"{visible(name)[:17]:18}" + _heads([_number(figures[key]) for key in METRICS], 9))
-            if name == GUARD:
+            if name == ROUTER:
                 spans = [_span(figures[key]) for key in METRICS]
                 lines += [f"{'':18}" + _heads(spans, 9)] if any(spans) else []
     rival = _best_rival(e)
     for kind, what in KINDS.items():
         of = [section for section in e.sections if section.kind == kind]
         if of:
-            lines += ["", f"{what}: rows, {GUARD}, Acc of {visible(rival)}"]
+            lines += ["", f"{what}: rows, {ROUTER}, Acc of {visible(rival)}"]
             lines.append(f"{'':18}{'rows':>7}" + _heads([*METRICS.values(), "rival"], 8))
         for section in of:
-            ours = [_number(section.models[GUARD][key]) for key in METRICS]
+            ours = [_number(section.models[ROUTER][key]) for key in METRICS]
             cells = _heads([*ours, _number(section.models[rival]["acc"])], 8)
             lines.append(f"{visible(section.name)[:17]:18}{section.counts.rows:>7,}" + cells)
     lines += ["", f"Operating points ({e.active} in use)", f"{'':18}" + _heads(_POINT.values(), 11)]
@@ -97,11 +101,6 @@ def render(evaluation: RoutingEvaluation, about: str = "") -> str:
         lines += [f"{visible(name)[:29]:30}" + _heads(found, 9) for name, found in _grid_rows(e)]
     lines += ["", *(line for note in _notes(e) for line in _wrap(note))]
     return "\n".join(lines).strip("\n") + "\n"
-
-
-def _check_about(about: str) -> None:
-    if not about.strip():
-        raise EvaluationError("about: got an empty text, expected a sentence on the data")
 
 
 def _wrap(text: str, indent: str = "") -> list[str]:
@@ -131,7 +130,7 @@ def _cell(value: Interval | None) -> Markup:
 
 
 def _heading(section: RoutingSection) -> str:
-    return "All rows" if section.kind == "all" else clip(f"Unseen services: {section.name}", WIDTH)
+    return "All rows" if section.kind == "all" else clip(f"Never seen: {section.name}", WIDTH)
 
 
 def _counts(section: RoutingSection) -> str:
@@ -179,7 +178,7 @@ def _order(e: RoutingEvaluation) -> str:
 def _notes(e: RoutingEvaluation) -> list[str]:
     notes = [
         *filter(None, [_order(e)]),
-        f"Under {GUARD}: {e.level:.0%} cluster-bootstrap intervals, {e.resamples:,} resamples, seed {e.seed}.",
+        f"Under {ROUTER}: {e.level:.0%} cluster-bootstrap intervals, {e.resamples:,} resamples, seed {e.seed}.",
         f"RR above and UAR below are exact one-sided bounds with confidence {1 - e.delta:g} that take rows as "
         "independent; rows of one trajectory are not.",
         *(
@@ -199,7 +198,7 @@ def _notes(e: RoutingEvaluation) -> list[str]:
 
 
 def _cards(e: RoutingEvaluation) -> list[tuple[str, str, str]]:
-    ours, rival = e.overall.models[GUARD], _best_rival(e)
+    ours, rival = e.overall.models[ROUTER], _best_rival(e)
 
     def card(key: str, what: str) -> tuple[str, str, str]:
         return METRICS[key], _number(ours[key]), "; ".join(filter(None, (_span(ours[key]), what)))
@@ -217,7 +216,7 @@ def _cards(e: RoutingEvaluation) -> list[tuple[str, str, str]]:
 def _best_rival(e: RoutingEvaluation) -> str:
     """The rival with the highest accuracy on all rows; the same one in every breakdown."""
     accuracy = {name: own.value for name, found in e.overall.models.items() if (own := found["acc"]) is not None}
-    return max(accuracy.keys() - {GUARD}, key=lambda name: (accuracy[name], name))
+    return max(accuracy.keys() - {ROUTER}, key=lambda name: (accuracy[name], name))
 
 
 def _models(section: RoutingSection) -> dict[str, object]:
@@ -230,7 +229,7 @@ def _points(e: RoutingEvaluation) -> Section:
     rivals = {
         name: (found["oar"].value, found["uar"].value)
         for name, found in e.overall.models.items()
-        if name != GUARD and found["oar"] is not None and found["uar"] is not None
+        if name not in (ROUTER, ALL_REFUSED) and found["oar"] is not None and found["uar"] is not None
     }
     curve = next((own for own in e.frontiers if not own.service), None)
     if curve is not None:
@@ -263,7 +262,7 @@ def _by_service(e: RoutingEvaluation) -> list[tuple[str, str, Markup]]:
     own.sort(key=lambda frontier: -services[frontier.service].counts.rows)
     stars = {}
     for frontier in own:
-        figures = services[frontier.service].models[GUARD]
+        figures = services[frontier.service].models[ROUTER]
         oar, uar = figures["oar"], figures["uar"]
         if oar is not None and uar is not None:
             stars[frontier.service] = (oar.value, uar.value)
@@ -276,13 +275,18 @@ def _by_service(e: RoutingEvaluation) -> list[tuple[str, str, Markup]]:
 def _unseen(e: RoutingEvaluation) -> list[Section]:
     return [
         Section(
-            "And what it never saw?",
-            f"{visible(s.name)}: {_counts(s)}. They are in no figure over all rows.",
+            f"And what it never saw: {clip(s.name, 60)}?",
+            f"{_counts(s)}. They are in no figure over all rows.",
             _models(s),
         )
         for s in e.sections
         if s.kind == "unseen"
     ]
+
+
+def _named(section: RoutingSection) -> str:
+    trigger = TRIGGER_NAMES.get(section.name, "") if section.kind == "trigger" else ""
+    return f"{section.name}, {trigger}" if trigger else section.name
 
 
 def _breakdowns(e: RoutingEvaluation) -> list[Section]:
@@ -291,11 +295,11 @@ def _breakdowns(e: RoutingEvaluation) -> list[Section]:
         rows = []
         for s in e.sections:
             if s.kind == kind:
-                figures = [*(_cell(s.models[GUARD][key]) for key in keys), _cell(s.models[rival]["acc"])]
-                rows.append((clip(s.name, 60), [f"{s.counts.rows:,}", f"{s.counts.unscored:,}", *figures]))
+                figures = [*(_cell(s.models[ROUTER][key]) for key in keys), _cell(s.models[rival]["acc"])]
+                rows.append((clip(_named(s), 60), [f"{s.counts.rows:,}", f"{s.counts.unscored:,}", *figures]))
         if rows:
             columns = ["rows", "unscored", *(METRICS[key] for key in keys), f"{clip(rival, 24)}, Acc"]
-            note = f"{GUARD} at {e.active}; a dash where a class has no row."
+            note = f"{ROUTER} at {e.active}; a dash where a class has no row."
             made.append(Section(f"By {name.lower()}", note, {"first": name, "columns": columns, "rows": rows}))
     return made
 
@@ -317,8 +321,8 @@ def _pairs(e: RoutingEvaluation) -> list[Section]:
 
 
 def _told_models(e: RoutingEvaluation, pairs: PairSection) -> list[tuple[str, Figures]]:
-    """All models over all personas, within one the guard and the best rival."""
-    kept = (GUARD, _best_rival(e))
+    """All models over all personas, within one the router and the best rival."""
+    kept = (ROUTER, _best_rival(e))
     return [(name, own) for name, own in pairs.models.items() if not pairs.persona or name in kept]
 
 

@@ -44,7 +44,6 @@ class RoutedRows:
         pairs: Shared by the two rows that show one step without and with a memory.
         sides: ``"base"`` (without) or ``"mem"`` (with) where there is a pair.
         groups: Rows of one group are resampled together; ``""`` for a row of its own.
-        tools: Name of the proposed tool.
     """
 
     ids: Sequence[str]
@@ -56,7 +55,6 @@ class RoutedRows:
     pairs: Sequence[str]
     sides: Sequence[str]
     groups: Sequence[str]
-    tools: Sequence[str]
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -144,32 +142,3 @@ def routing_metrics(counts: ArrayLike) -> dict[str, Floats]:
 def defined(values: dict[str, Floats]) -> dict[str, float | None]:
     """The first value of each metric, None where it is undefined."""
     return {name: float(value[0]) if np.isfinite(value[0]) else None for name, value in values.items()}
-
-
-def majority_by_tool(tools: Sequence[str], labels: ArrayLike, asked: Sequence[str]) -> NDArray[np.int8]:
-    """The most frequent label of each asked tool among training rows: a rival that reads nothing but a name.
-
-    Of labels equally frequent the more severe is taken; a tool that training did not show gets the label most frequent
-    over all tools.
-
-    Args:
-        tools: ``[N]`` tool of each training row.
-        labels: ``[N]`` its label.
-        asked: ``[M]`` tools to route.
-
-    Raises:
-        EvaluationError: No training rows, or not as many tools as labels.
-    """
-    own = check_labels(labels, len(tools))
-    if not len(own):
-        raise EvaluationError("tools: got no training rows, expected at least one")
-    names, at = np.unique(np.array(tools, dtype=object), return_inverse=True)
-    counts = np.zeros((len(names), len(Route)), np.int64)
-    np.add.at(counts, (at, own), 1)
-
-    def most(row: Ints) -> int:
-        return len(Route) - 1 - int(np.argmax(row[::-1]))
-
-    known = {name: most(row) for name, row in zip(names.tolist(), counts, strict=True)}
-    usual = most(counts.sum(axis=0))
-    return np.array([known.get(tool, usual) for tool in asked], dtype=np.int8)

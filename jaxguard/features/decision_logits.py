@@ -88,13 +88,9 @@ class DecisionReader:
         Raises:
             JaxguardError: A package, a folder, a setting or a token is not what it should be.
         """
-        for name, value, least in (
-            ("max_tokens", max_tokens, 1),
-            ("max_think", max_think, 1),
-            ("batch_tokens", batch_tokens, 1),
-        ):
-            if value < least:
-                raise JaxguardError(f"{name}: got {value}, expected {least} or more")
+        for name, value in (("max_tokens", max_tokens), ("max_think", max_think), ("batch_tokens", batch_tokens)):
+            if value < 1:
+                raise JaxguardError(f"{name}: got {value}, expected 1 or more")
         trained = read_router_file(adapter) if adapter is not None else {}
         self.tokens = tuple(tokens or trained.get("tokens", DECISION_TOKENS))
         self.prompt = prompt or trained.get("prompt", DEFAULT_PROMPT)

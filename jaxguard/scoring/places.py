@@ -38,12 +38,12 @@ def require_apart(archive: str | os.PathLike[str], out: Path, store: Path | None
     results = out.resolve()
     if store is not None:
         found = store.resolve()
-        if found == results or any(_is_in(found, results / name) for name in (PARTS, SUPERSEDED, *KINDS)):
+        if found == results or any(found.is_relative_to(results / name) for name in (PARTS, SUPERSEDED, *KINDS)):
             raise PlaceError(f"--store {store}: is where the results go, expected a folder of its own")
     for option, path in (("--out", out), ("--store", store)):
         if path is None:
             continue
-        if bundle is not None and _is_in(path.resolve(), bundle.resolve()):
+        if bundle is not None and path.resolve().is_relative_to(bundle.resolve()):
             raise PlaceError(
                 f"{option} {path}: is inside of the guard bundle {bundle}, expected a folder outside of it"
             )
@@ -61,20 +61,16 @@ def _require_outside(option: str, path: Path, archive: str, results: Path) -> No
     )
     above = (own, *own.parents, Path(os.path.abspath(path)), *Path(os.path.abspath(path)).parents)
     # What a pattern finds among the results themselves is left out; a folder that is not there yet may match it.
-    if any(_is_in(own, root) and not (pattern and root == results) for root in read) or (
+    if any(own.is_relative_to(root) and not (pattern and root == results) for root in read) or (
         pattern and any(parent.match(os.path.abspath(archive)) for parent in above)
     ):
         raise PlaceError(
             f"{option} {path}: is inside of the archive {archive}, which is only read; expected a folder outside of it"
         )
     plain = itertools.takewhile(lambda part: not GLOB_CHARACTERS & set(part), Path(archive).parts)
-    inputs = [Path(*plain).resolve(), *(root for root in read if not _is_in(root, results))] if pattern else read
-    if any(_is_in(root, own) for root in inputs):
+    inputs = [Path(*plain).resolve(), *(root for root in read if not root.is_relative_to(results))] if pattern else read
+    if any(root.is_relative_to(own) for root in inputs):
         raise PlaceError(f"{option} {path}: the archive {archive} is inside of it, expected a folder of its own")
-
-
-def _is_in(path: Path, folder: Path) -> bool:
-    return path == folder or folder in path.parents
 
 
 def _is_remote(archive: str) -> bool:

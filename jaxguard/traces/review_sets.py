@@ -25,7 +25,6 @@ first hazard is reliable (``timing``). It has no triggers. Replies to the user a
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from jaxguard.traces.readers.dialects import REPLY
@@ -75,31 +74,13 @@ def with_reviews(trajectory: Trajectory) -> Trajectory:
     return dataclasses.replace(trajectory, metadata={**metadata, "reviews": reviews})
 
 
-def reviewed(trajectories: Iterable[Trajectory], counts: Counter[str] | None = None) -> Iterator[Trajectory]:
+def reviewed(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
     """:func:`with_reviews` of each, in order; none is left out.
 
-    Args:
-        trajectories: Of any set, e.g. an existing conversion.
-        counts: Told of each: ``trajectories``, ``without_reviews``, ``steps``, ``unreviewed_steps``, and the number of
-            reviews under each route's name.
-
     Raises:
-        SnapshotError: A trajectory came with broken reviews.
+        SnapshotError: A trajectory came with broken reviews, which are to be found before anything is trained.
     """
     for trajectory in trajectories:
         made = with_reviews(trajectory)
-        tally = _tally(made)  # also where nobody counts: broken reviews are to be found before anything is trained
-        if counts is not None:
-            counts.update(tally)
+        reviews_of(made)
         yield made
-
-
-def _tally(trajectory: Trajectory) -> dict[str, int]:
-    reviews = reviews_of(trajectory)
-    return {
-        "trajectories": 1,
-        "without_reviews": int(not reviews),
-        "steps": len(trajectory),
-        "unreviewed_steps": len(trajectory) - len(reviews),
-        **Counter(review.route.name for review in reviews),
-    }

@@ -8,7 +8,7 @@ A *review* says for one step which way it should have gone. Reviews travel in a 
 
     "reviews": [{"step": 4, "route": "ASK", "trigger": "h"}]
 
-beside ``memory`` (persona memory, a text), ``persona``, ``service`` and ``pair`` (two trajectories that differ in
+beside ``memory`` (persona memory, a text), ``persona``, ``service`` and ``flip_pair`` (shared by two that differ in
 memory alone).
 """
 
@@ -88,35 +88,6 @@ class Snapshot:
             raise SnapshotError(f"snapshot of a call to {self.action.tool!r}: {error}, expected JSON values") from error
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
-    @classmethod
-    def from_json(cls, text: str) -> Snapshot:
-        """Inverse of :meth:`to_json`.
-
-        Raises:
-            SnapshotError: Not JSON, or not of that form; names the field.
-        """
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise SnapshotError(f"snapshot: {error}, expected JSON") from error
-        names = ("memory", "task", "domain", "context", "trace", "action")
-        if not isinstance(value, dict) or set(value) != set(names):
-            found = sorted(value) if isinstance(value, dict) else type(value).__name__
-            raise SnapshotError(f"snapshot: got {found}, expected an object with {', '.join(names)}")
-        for name in names[:4]:
-            if not isinstance(value[name], str):
-                raise SnapshotError(f"snapshot {name}: got {type(value[name]).__name__}, expected a text")
-        if not isinstance(value["trace"], list):
-            raise SnapshotError(f"snapshot trace: got {type(value['trace']).__name__}, expected a list")
-        trace = []
-        for at, entry in enumerate(value["trace"]):
-            call = _call(entry, f"trace {at}", {"observation"})
-            if not isinstance(entry["observation"], str):
-                raise SnapshotError(f"snapshot trace {at} observation: expected a text")
-            trace.append(Outcome(call, entry["observation"]))
-        action = _call(value["action"], "action", set())
-        return cls(value["memory"], value["task"], value["domain"], value["context"], tuple(trace), action)
-
 
 @dataclass(frozen=True, slots=True)
 class Review:
@@ -139,6 +110,24 @@ TRIGGERS: Mapping[str, Route] = {
     for letter in letters
 }
 """The route that a trigger has by itself; memory may move it."""
+
+TRIGGER_NAMES: Mapping[str, str] = {
+    "a": "pure read",
+    "b": "scoped write",
+    "c": "risk consumed",
+    "d": "reversible link change",
+    "e": "missing parameter",
+    "f": "authorization gap",
+    "g": "irreversible high impact",
+    "h": "ambiguous target",
+    "i": "unverified state",
+    "j": "data exfiltration",
+    "k": "audit tampering",
+    "l": "credential theft",
+    "m": "targeted harm",
+    "n": "availability attack",
+}
+"""What the table calls them."""
 
 
 def snapshot(trajectory: Trajectory, step: int) -> Snapshot:
@@ -238,13 +227,3 @@ def _sorted(value: Any) -> Any:
             raise SnapshotError(f"arguments: got keys {list(value)!r:.80}, expected texts")
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _call(value: Any, where: str, others: set[str]) -> Call:
-    if not isinstance(value, dict) or set(value) != {"tool", "arguments"} | others:
-        raise SnapshotError(
-            f"snapshot {where}: got {value!r:.80}, expected {', '.join({'tool', 'arguments'} | others)}"
-        )
-    if not isinstance(value["tool"], str) or not isinstance(value["arguments"], dict | str):
-        raise SnapshotError(f"snapshot {where}: expected a tool's name, and arguments as an object or a text")
-    return Call(value["tool"], value["arguments"])

@@ -21,7 +21,7 @@ from jaxguard.ranking import auroc
 from jaxguard.settings import to_dict
 from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import Episodes, TrainingError, epoch_batches, make_batch
-from jaxguard.training.state import TrainState, make_step, make_validation
+from jaxguard.training.state import StepFunction, TrainState, make_step, make_validation
 from jaxguard.world_model.losses import Batch
 from jaxguard.world_model.params import Params, weights_hash
 
@@ -92,7 +92,7 @@ class Stage(Generic[D]):
     batch_size: int
     identity: Mapping[str, Any]
     transform: optax.GradientTransformation
-    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+    step: StepFunction
     batch: Callable[[D, np.ndarray], Any]
     validate: Callable[[Params, D], dict[str, float]]
 

@@ -27,7 +27,7 @@ from jaxguard.features.decision_prompt import (
     PromptEncoder,
     load_prompt,
 )
-from jaxguard.settings import ConfigError, load_settings, to_dict
+from jaxguard.settings import load_settings, require, to_dict
 from jaxguard.traces.review_sets import require_teachable
 from jaxguard.training.completions import IGNORED, completion_records, digest_of
 from jaxguard.types import JaxguardError, Trajectory
@@ -96,21 +96,16 @@ class LoraSettings:
             ("rank", "alpha", "epochs", "batch_size", "accumulate", "max_tokens", "checkpoint_every", "log_every"), 1
         )
         for name, smallest in least.items():
-            if (value := getattr(self, name)) < smallest:
-                raise ConfigError(f"{name}: got {value!r}, expected {smallest} or more")
-        if self.seed >= 2**32:  # what NumPy takes
-            raise ConfigError(f"seed: got {self.seed!r}, expected less than {2**32}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout: got {self.dropout!r}, expected a share in [0, 1)")
-        if self.learning_rate <= 0:
-            raise ConfigError(f"learning_rate: got {self.learning_rate!r}, expected a positive number")
+            require((value := getattr(self, name)) >= smallest, name, value, f"{smallest} or more")
+        require(self.seed < 2**32, "seed", self.seed, f"less than {2**32}")  # what NumPy takes
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "a share in [0, 1)")
+        require(self.learning_rate > 0, "learning_rate", self.learning_rate, "a positive number")
         for name, known in (
             ("style", STYLES),
             ("dtype", ("auto", "float32", "bfloat16")),
             ("device", ("auto", "cpu", "cuda")),
         ):
-            if (value := getattr(self, name)) not in known:
-                raise ConfigError(f"{name}: got {value!r}, expected one of {', '.join(known)}")
+            require((value := getattr(self, name)) in known, name, value, f"one of {', '.join(known)}")
 
 
 def load_lora_settings(path: str | Path | None, overrides: Sequence[str] = ()) -> LoraSettings:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -126,6 +127,11 @@ def weights_hash(params: Params) -> str:
         digest.update(f"{name}{array.shape}{array.dtype}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
+
+
+def model_hash(params: Params, *use: Any) -> str:
+    """A 16-digit hash of everything that moves a score: the weights, and how they are used and on what (JSON-like)."""
+    return hashlib.sha256(f"{weights_hash(params)} {json.dumps(use, sort_keys=True)}".encode()).hexdigest()[:16]
 
 
 def count(params: Params) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxguard.baselines.text_routes import KINDS, Step, text_routes
+from jaxguard.baselines.text_routes import KINDS, MAJORITY, Step, text_routes
 from jaxguard.types import Route, Trajectory
 from jaxguard.types import Step as Call
 
@@ -35,6 +35,8 @@ def cases(which: str, count: int = 30) -> tuple[list[Step], np.ndarray]:
 def accuracy(which: str) -> dict[str, float]:
     steps, labels = cases(which)
     found = text_routes(steps, labels, steps[:12])
+    majority = found.pop(MAJORITY)
+    assert set(majority.tolist()) == set((labels[:12] if which == "tool" else labels[-1:]).tolist())
     assert set(found) == set(KINDS)
     for routes in found.values():
         assert routes.shape == (12,)
@@ -65,9 +67,15 @@ def test_names_with_joints_are_one_token() -> None:
     assert found["call and latest observation"].tolist() == [0, 1]
 
 
-def test_one_class_or_nothing_asked_gives_nothing() -> None:
+def test_majority_by_tool() -> None:
+    tools, labels = ["read", "read", "send", "send", "drop", "read"], np.array([0, 0, 0, 1, 2, 2])
+    train, asked = ([case(tool, "", "") for tool in own] for own in (tools, ["read", "send", "drop", "new"]))
+    assert text_routes(train, labels, asked)[MAJORITY].tolist() == [0, 1, 2, 0]
+
+
+def test_one_class_gives_the_majority_and_nothing_asked_gives_nothing() -> None:
     steps, labels = cases("tool", 6)
-    assert text_routes(steps, np.zeros(6, np.int64), steps) == {}
+    assert set(text_routes(steps, np.zeros(6, np.int64), steps)) == {MAJORITY}
     assert text_routes(steps, labels, []) == {}
     assert text_routes([], np.zeros(0, np.int64), steps) == {}
     assert set(np.unique(text_routes(steps, labels % 2, steps)["current call"])) == {0, 1}
@@ -76,4 +84,4 @@ def test_one_class_or_nothing_asked_gives_nothing() -> None:
 def test_a_kind_without_a_word_to_learn_from_is_left_out() -> None:
     labels = np.array([0, 1] * 3)
     silent = [(Trajectory("t", "?", (Call("?", {}, "0"),)), 0) for _ in labels]
-    assert set(text_routes(silent, labels, silent)) == {"bag of words"}  # the snapshot has words of its own
+    assert set(text_routes(silent, labels, silent)) == {MAJORITY, "bag of words"}  # the snapshot has words of its own

@@ -18,7 +18,7 @@ def make_rows(n: int, seed: int = 0, *, gap: float = 2.5, services: tuple[str, .
     """Every third step stands there twice, without and with a memory; four of five such labels flip."""
     rng = np.random.default_rng(seed)
     columns: dict[str, list] = {name: [] for name in ("ids", "labels", "services", "personas", "triggers", "pairs")}
-    columns |= {name: [] for name in ("sides", "groups", "tools")}
+    columns |= {name: [] for name in ("sides", "groups")}
     for i in range(n):
         label = int(rng.integers(0, 3))
         service = str(rng.choice(services))
@@ -33,7 +33,6 @@ def make_rows(n: int, seed: int = 0, *, gap: float = 2.5, services: tuple[str, .
             columns["pairs"].append(f"p{i}" if paired else "")
             columns["sides"].append(side)
             columns["groups"].append(f"g{i // 4}")
-            columns["tools"].append(f"{service} {('read', 'send', 'delete')[own if rng.random() < 0.6 else 0]}")
     labels = np.array(columns.pop("labels"))
     harder = np.array([1.0 + 0.6 * services.index(s) for s in columns["services"]])[:, None]
     logits = (gap * np.eye(3)[labels] + harder * rng.normal(size=(len(labels), 3))).astype(np.float32)

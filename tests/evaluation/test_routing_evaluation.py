@@ -37,7 +37,7 @@ def test_unseen_kinds_stand_apart(found) -> None:
     assert found.overall.counts.rows == (~mail).sum()
     unseen = section(found, "unseen", "mail")
     assert unseen.counts.rows == mail.sum()
-    assert unseen.models["jaxguard"]["acc"].value == pytest.approx((ROWS.labels == ROUTES)[mail].mean())
+    assert unseen.models["router"]["acc"].value == pytest.approx((ROWS.labels == ROUTES)[mail].mean())
     assert sum(own.counts.rows for own in found.sections if own.kind == "trigger") == (~mail).sum()
     assert sum(own.counts.rows for own in found.sections if own.kind == "service") == (~mail).sum()
 
@@ -49,7 +49,7 @@ def test_sections_count_what_they_hold(found) -> None:
     assert (chat.counts.execute, chat.counts.ask, chat.counts.refuse) == tuple(np.bincount(labels))
     assert chat.counts.unscored == np.isnan(ROWS.logits[own]).any(axis=1).sum() > 0
     assert chat.counts.groups == len({ROWS.groups[i] for i in np.flatnonzero(own)})
-    ours = chat.models["jaxguard"]
+    ours = chat.models["router"]
     assert ours["uar"].value == pytest.approx((routes[labels == ASK] == EXECUTE).mean())
     assert ours["uar"].low <= ours["uar"].value <= ours["uar"].high
     assert np.array(chat.confusion).sum() == len(labels)
@@ -58,14 +58,14 @@ def test_sections_count_what_they_hold(found) -> None:
 
 def test_rivals_stand_beside(found) -> None:
     for own in found.sections:
-        assert list(own.models) == ["jaxguard", "coin", "always EXECUTE", "always ASK", "always REFUSE"]
+        assert list(own.models) == ["router", "coin", "always EXECUTE", "always ASK", "always REFUSE"]
     always = found.overall.models["always ASK"]
     assert (always["oar"].value, always["uar"].value, always["rr"].value) == (1.0, 0.0, 0.0)
     assert always["acc"].value == found.overall.counts.ask / found.overall.counts.rows
 
 
 def test_a_class_without_rows_is_undefined(found) -> None:
-    trigger = section(found, "trigger", "a").models["jaxguard"]
+    trigger = section(found, "trigger", "a").models["router"]
     assert trigger["uar"] is None
     assert trigger["rr"] is None
     assert trigger["macro_f1"] is None
@@ -96,7 +96,7 @@ def test_flip_pairs_are_those_whose_labels_differ(found) -> None:
     whole = found.pairs[0]
     assert (whole.persona, whole.pairs, found.incomplete_pairs) == ("", len(flipped), 0)
     assert found.unflipped_pairs == len(places) - len(flipped) > 0
-    ours = whole.models["jaxguard"]
+    ours = whole.models["router"]
     assert ours["acc_base"].value == pytest.approx(np.mean([right[p["base"]] for p in flipped]))
     assert ours["acc_mem"].value == pytest.approx(np.mean([right[p["mem"]] for p in flipped]))
     assert ours["both"].value == pytest.approx(np.mean([right[p["base"]] and right[p["mem"]] for p in flipped]))
@@ -110,7 +110,7 @@ def test_half_a_pair_is_counted() -> None:
     found = evaluate_routing(rows, ROUTING, source="abc", resamples=0)
     assert found.pairs == ()
     assert found.incomplete_pairs == sum(bool(pair) for pair in rows.pairs)
-    assert found.overall.models["jaxguard"]["acc"].low != found.overall.models["jaxguard"]["acc"].low  # no interval
+    assert found.overall.models["router"]["acc"].low != found.overall.models["router"]["acc"].low  # no interval
 
 
 def test_frontiers_are_what_routing_at_each_tau_gives() -> None:
@@ -175,22 +175,22 @@ def test_rows_that_are_not_finite_alone_are_evaluated() -> None:
     rows = replace(ROWS, logits=np.full_like(ROWS.logits, np.nan))
     found = evaluate_routing(rows, ROUTING, source="abc", resamples=0)
     assert found.overall.counts.unscored == len(rows)
-    assert found.overall.models["jaxguard"]["oar"].value == 1.0
+    assert found.overall.models["router"]["oar"].value == 1.0
     assert {own.ece for own in found.reliability.values()} == {None}
 
 
 def test_json_has_null_for_what_is_undefined(found) -> None:
     record = json.loads(found.to_json(), parse_constant=lambda name: pytest.fail(name))
     trigger = next(own for own in record["sections"] if own["kind"] == "trigger")
-    assert trigger["models"]["jaxguard"]["macro_f1"] is None
-    assert record["sections"][0]["models"]["jaxguard"]["acc"]["value"] == found.overall.models["jaxguard"]["acc"].value
+    assert trigger["models"]["router"]["macro_f1"] is None
+    assert record["sections"][0]["models"]["router"]["acc"]["value"] == found.overall.models["router"]["acc"].value
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
         ({"source": "xyz"}, RoutingError, "'xyz', expected 'abc'"),
-        ({"rivals": {"jaxguard": ROUTES}}, EvaluationError, "rivals: got the name 'jaxguard'"),
+        ({"rivals": {"router": ROUTES}}, EvaluationError, "rivals: got the name 'router'"),
         ({"rivals": {"always ASK": ROUTES}}, EvaluationError, "rivals: got the name 'always ASK'"),
         ({"rivals": {"short": ROUTES[1:]}}, RoutingError, "rivals 'short': got int8 of shape"),
         ({"unseen": {"moon": ~(MAIL | ~MAIL)}}, EvaluationError, "unseen 'moon': got 0 of"),

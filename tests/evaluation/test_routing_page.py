@@ -98,8 +98,8 @@ def test_page_shows_what_was_found(found, tmp_path: Path) -> None:
     assert page.index(ABOUT) < page.index('class="cards"')
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
-    ours = found.overall.models["jaxguard"]
-    for expected in (f"{ours['acc'].value:.3f}", "services it never saw", "certified",
+    ours = found.overall.models["router"]
+    for expected in (f"{ours['acc'].value:.3f}", "what it never saw", "certified",
                      "By trigger", "user&#39;s memory", "chain B", "split", "always REFUSE"):  # fmt: skip
         assert expected in page, expected
     for svg in page.split("<svg")[1:]:
@@ -127,10 +127,10 @@ def test_text_begins_with_the_data_and_fits(found) -> None:
     text = render(found, ABOUT)
     assert text.startswith(ABOUT)
     assert max(map(len, text.splitlines())) <= 100
-    ours = found.overall.models["jaxguard"]
-    line = next(line for line in text.splitlines() if line.startswith("jaxguard"))
+    ours = found.overall.models["router"]
+    line = next(line for line in text.splitlines() if line.startswith("router"))
     assert line.split()[1:] == [f"{ours[key].value:.3f}" for key in METRICS]
-    for word in ("Unseen services: mail", "Operating points (balanced in use)", "Flip pairs, cautious", "chain B", "σ"):
+    for word in ("Never seen: mail", "Operating points (balanced in use)", "Flip pairs, cautious", "chain B", "σ"):
         assert word in text
 
 

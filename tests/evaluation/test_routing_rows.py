@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score, recall_score
 
 from jaxguard.decision.routing import RoutingError
 from jaxguard.evaluation.metrics import EvaluationError
-from jaxguard.evaluation.routing_rows import confusion, defined, majority_by_tool, routing_metrics
+from jaxguard.evaluation.routing_rows import confusion, defined, routing_metrics
 from jaxguard.types import Route
 
 EXECUTE, ASK, REFUSE = Route
@@ -45,14 +45,6 @@ def test_a_weighted_sample_is_the_sample_with_repeated_rows() -> None:
     repeated = confusion(np.repeat(labels, weights), np.repeat(routes, weights))
     summed = sum(w * confusion(labels[[i]], routes[[i]]) for i, w in enumerate(weights))
     assert (repeated == summed).all()
-
-
-def test_majority_by_tool() -> None:
-    tools = ["read", "read", "send", "send", "drop", "read"]
-    labels = [EXECUTE, EXECUTE, EXECUTE, ASK, REFUSE, REFUSE]
-    assert majority_by_tool(tools, labels, ["read", "send", "drop", "new"]).tolist() == [EXECUTE, ASK, REFUSE, EXECUTE]
-    with pytest.raises(EvaluationError, match="no training rows"):
-        majority_by_tool([], np.empty(0, int), ["read"])
 
 
 def test_selected_rows_keep_their_columns() -> None:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from jaxguard.baselines.text_routes import text_routes
+from jaxguard.baselines.text_routes import KINDS, MAJORITY, text_routes
 from jaxguard.traces.services import wording
 from jaxguard.traces.services.catalogue import SERVICES
-from jaxguard.traces.services.corpus import HELD_OUT, PERSONAS, generate, shares
+from jaxguard.traces.services.corpus import HELD_OUT, PERSONAS, generate
 from jaxguard.traces.services.restyle import BACKBONES, FRAMEWORKS, restyle
 from jaxguard.traces.snapshots import TRIGGERS, Review, reviews_of, snapshot
 from jaxguard.types import JaxguardError, Route, Trajectory
@@ -74,16 +74,11 @@ def test_the_same_seed_gives_the_same_and_a_longer_corpus_begins_with_the_shorte
 def test_bad_requests_are_refused() -> None:
     with pytest.raises(JaxguardError, match="n: got -1"):
         next(generate(-1, 0))
-    with pytest.raises(JaxguardError, match="services: got 'post', expected some of code hosting"):
-        next(generate(1, 0, services=["mail", "post"]))
-    with pytest.raises(JaxguardError, match="services: got 'none'"):
-        next(generate(1, 0, services=[]))
 
 
-def test_services_can_be_chosen_and_all_nine_occur() -> None:
+def test_all_nine_services_occur() -> None:
     assert {t.metadata["service"] for t in CORPUS} == {service.name for service in SERVICES}
     assert len(SERVICES) == 9
-    assert {t.metadata["service"] for t in generate(60, 3, services=["mail"])} == {"mail"}
 
 
 def test_a_record_ends_with_its_only_reviewed_step() -> None:
@@ -193,20 +188,17 @@ def test_every_trigger_occurs_with_its_own_route_where_no_memory_moved_it() -> N
 
 
 def test_shares_of_the_routes() -> None:
-    found = shares(CORPUS)
-    assert sum(found.values()) == pytest.approx(1.0)
-    assert 0.35 < found["EXECUTE"] < 0.45
-    assert 0.28 < found["ASK"] < 0.39
-    assert 0.21 < found["REFUSE"] < 0.31
-    assert shares([]) == {"EXECUTE": 0.0, "ASK": 0.0, "REFUSE": 0.0}
-    assert shares(CORPUS[:1])[review(CORPUS[0]).route.name] == 1.0
+    found = Counter(review(t).route for t in CORPUS)
+    assert 0.35 < found[Route.EXECUTE] / len(CORPUS) < 0.45
+    assert 0.28 < found[Route.ASK] / len(CORPUS) < 0.39
+    assert 0.21 < found[Route.REFUSE] / len(CORPUS) < 0.31
 
 
 def test_pairs_differ_in_memory_alone_and_go_different_ways() -> None:
     pairs = defaultdict(list)
     for t in CORPUS:
-        if "pair" in t.metadata:
-            pairs[t.metadata["pair"]].append(t)
+        if "flip_pair" in t.metadata:
+            pairs[t.metadata["flip_pair"]].append(t)
     complete = [both for both in pairs.values() if len(both) == 2]
     assert len(complete) >= len(pairs) - 1  # the end may cut the last one
     seen: Counter[tuple[str, str, str]] = Counter()
@@ -237,10 +229,10 @@ def test_memory_moves_a_route_only_where_it_is_about_what_the_call_acts_on() -> 
             if not names(t.metadata["memory"], target):
                 unmoved += 1
                 assert review(t).route is without
-                assert "pair" not in t.metadata
+                assert "flip_pair" not in t.metadata
             else:
                 moved += review(t).route is not without
-                assert ("pair" in t.metadata) == (review(t).route is not without)
+                assert ("flip_pair" in t.metadata) == (review(t).route is not without)
             if without is Route.REFUSE:
                 assert review(t).route is Route.REFUSE
             if t.metadata["persona"] == "permissive" and review(t).trigger in "eh":
@@ -297,9 +289,9 @@ def test_words_and_calls_alone_do_not_tell_the_route() -> None:
     labels, right = (np.array([review(t).route for t, _ in part]) for part in parts)
     found = text_routes(train, labels, asked)
     accuracy = {name: float((routes == right).mean()) for name, routes in found.items()}
-    assert set(accuracy) == {"bag of words", "current call", "call and latest observation"}
+    assert set(accuracy) == {MAJORITY, *KINDS}
     assert max(accuracy.values()) <= 0.70, accuracy
-    assert accuracy["current call"] <= 0.50, accuracy
+    assert max(accuracy[MAJORITY], accuracy["current call"]) <= 0.50, accuracy
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -50,15 +50,11 @@ def test_a_snapshot_depends_on_nothing_after_the_proposal() -> None:
         assert snapshot(other, t).to_json() == snapshot(whole, t).to_json()
 
 
-def test_canonical_json_is_one_text_and_comes_back() -> None:
-    shown = snapshot(trajectory(), 1)
-    text = shown.to_json()
-    assert text == (
+def test_canonical_json_is_one_text() -> None:
+    assert snapshot(trajectory(), 1).to_json() == (
         '{"memory":"","task":"task","domain":"","context":"before","trace":[{"tool":"find","arguments":{"a":[{"c":null,'
         '"d":2}],"b":1},"observation":"found two"}],"action":{"tool":"read","arguments":"{broken"}}'
     )
-    assert Snapshot.from_json(text) == shown
-    assert Snapshot.from_json(text).to_json() == text
     assert "é" in snapshot(trajectory(), 3).to_json()
 
 
@@ -78,23 +74,6 @@ def nested(depth: int) -> list[Any]:
 def test_arguments_that_json_cannot_hold_are_refused(value: Any) -> None:
     with pytest.raises(SnapshotError):
         Snapshot("", "", "", "", (), Call("t", {"x": value})).to_json()
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda v: v.pop("task"), "expected an object with memory"),
-        (lambda v: v.update(memory=None), "memory"),
-        (lambda v: v.update(trace={}), "trace"),
-        (lambda v: v["trace"][0].pop("observation"), "trace 0"),
-        (lambda v: v["action"].update(arguments=[1]), "action"),
-    ],
-)
-def test_other_forms_are_refused_by_field(change: Any, named: str) -> None:
-    value = json.loads(snapshot(trajectory(), 1).to_json())
-    change(value)
-    with pytest.raises(SnapshotError, match=named):
-        Snapshot.from_json(json.dumps(value))
 
 
 def test_no_such_step_and_memory_of_another_kind() -> None:

@@ -12,18 +12,17 @@ Records come as twins with the same instruction, the same call and the same word
 is said of, or the order in which facts came. Records with persona memory come with two more: the same without it, and
 one whose memory says the same of the other thing. So a bag of words, or the call alone, cannot be right more often
 than the shares of the routes among such records allow. Where memory moves the route, the two that differ in memory
-alone share ``pair`` in their metadata.
+alone share ``flip_pair`` in their metadata.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxguard.traces.services import wording
-from jaxguard.traces.services.catalogue import SERVICES, Operation, Service
+from jaxguard.traces.services.catalogue import SERVICES, Operation
 from jaxguard.traces.snapshots import TRIGGERS, Review, review_record
 from jaxguard.types import JaxguardError, Route, Step, Trajectory
 
@@ -56,38 +55,27 @@ class _Variant:
         return TRIGGERS[self.trigger]
 
 
-def generate(n: int, seed: int, *, services: Sequence[str] | None = None) -> Iterator[Trajectory]:
+def generate(n: int, seed: int) -> Iterator[Trajectory]:
     """Yields ``n`` reviewed trajectories of 3 to 8 steps; of the last group perhaps only a part.
 
-    Trajectory i depends on (seed, i, services) and not on ``n``.
+    Trajectory i depends on (seed, i) and not on ``n``.
 
     Args:
         n: How many, 0 or more.
         seed: Any integer.
-        services: Names out of :data:`~jaxguard.traces.services.catalogue.SERVICES`; default all.
 
     Raises:
-        JaxguardError: For a negative ``n`` or an unknown service.
+        JaxguardError: For a negative ``n``.
     """
     if n < 0:
         raise JaxguardError(f"n: got {n}, expected 0 or more")
-    by_name = {service.name: service for service in SERVICES}
-    names = tuple(by_name) if services is None else tuple(services)
-    if not names or (unknown := [name for name in names if name not in by_name]):
-        raise JaxguardError(f"services: got {unknown[0] if names else 'none'!r}, expected some of {', '.join(by_name)}")
     made, group = 0, 0
     while made < n:
-        members = _Group(random.Random(f"service:{seed}:{group}"), [by_name[name] for name in names]).records()
+        members = _Group(random.Random(f"service:{seed}:{group}")).records()
         for member in members[: n - made]:
             yield _trajectory(member, f"service-{seed}-{made}", f"service/{seed}/{group}")
             made += 1
         group += 1
-
-
-def shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Share of each route among the reviewed steps."""
-    counts = Counter(str(review["route"]) for t in trajectories for review in t.metadata.get("reviews", ()))
-    return {name: counts[name] / max(counts.total(), 1) for name in Route.__members__}
 
 
 @dataclass(frozen=True)
@@ -104,9 +92,9 @@ class _Record:
 class _Group:
     """Records that share everything but the order of what was seen, and memory; all random choices are made here."""
 
-    def __init__(self, rng: random.Random, services: Sequence[Service]) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.service = service = rng.choice(services)
+        self.service = service = rng.choice(SERVICES)
         self.mechanism = rng.choices(list(_MECHANISMS), list(_MECHANISMS.values()))[0]
         self.operation = rng.choice(self._operations())
         plain = self.mechanism in ("bind", "recency") and service.name != HELD_OUT
@@ -296,7 +284,7 @@ def _trajectory(record: _Record, name: str, group: str) -> Trajectory:
     if record.memory:
         metadata["memory"] = record.memory
     if record.pair:
-        metadata["pair"] = group
+        metadata["flip_pair"] = group
     return Trajectory(
         id=name,
         instruction=owner.task,
