@@ -155,7 +155,9 @@ class Kind:
             content = path.read_bytes()
             thresholds = read(content.decode("utf-8"))
         except (OSError, UnicodeDecodeError, JaxguardError) as error:
-            raise self.error(f"{path.name} cannot be read ({error})") from error
+            raise self.error(
+                f"{path.name} cannot be read ({error}); delete it and run `{self.command}` again"
+            ) from error
         if _digest(content) != digest:
             raise self.error(
                 f"{path.name} is not the file that {self.file} was written with; delete it and run "

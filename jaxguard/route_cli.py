@@ -71,6 +71,7 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     trajectories(sub)
     sub.add_argument("--store", type=Path, required=True, metavar="DIR", help="logit store")
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for thresholds and report")
+    sub.add_argument("--partial", action="store_true", help="steps without logits are ASK and counted, not an error")
     configured(sub)
 
     sub = add("finetune", _finetune, "fine-tune a language model with LoRA on reviewed steps; resumes where it stopped")
@@ -146,8 +147,14 @@ def _logits(arguments: argparse.Namespace) -> None:
     from jaxguard.features.decision_prompt import load_prompt
     from jaxguard.inputs import load_trajectories
     from jaxguard.traces.review_sets import reviewed
+    from jaxguard.traces.snapshots import reviews_of
+    from jaxguard.types import JaxguardError
 
     trajectories = list(reviewed(load_trajectories(arguments.trajectories).values()))
+    if not arguments.every and not any(reviews_of(t) for t in trajectories):
+        raise JaxguardError(
+            f"--trajectories: got {len(trajectories)}, none with a review, expected some; --every asks about all steps"
+        )
     reader = DecisionReader(
         arguments.model,
         adapter=arguments.adapter,
@@ -183,7 +190,9 @@ def _cached(arguments: argparse.Namespace) -> None:
     from jaxguard.route_run import evaluate_cached
 
     config = load_route_config(arguments.config, arguments.overrides)
-    result, about, page = evaluate_cached(arguments.store, arguments.trajectories, arguments.out, config)
+    result, about, page = evaluate_cached(
+        arguments.store, arguments.trajectories, arguments.out, config, partial=arguments.partial
+    )
     _say(render(result, about))
     _say(f"wrote {page}")
 

@@ -42,9 +42,9 @@ from jaxguard.inputs import (
     require_trained_on,
 )
 from jaxguard.route_config import RouteConfig, RoutingConfig
-from jaxguard.router import Router, service_of
+from jaxguard.router import Router, RouterError, service_of
 from jaxguard.settings import ConfigError, override
-from jaxguard.traces.review_sets import reviewed
+from jaxguard.traces.review_sets import require_teachable, reviewed
 from jaxguard.traces.services.restyle import BACKBONES, FRAMEWORKS, restyle
 from jaxguard.traces.snapshots import Review, reviews_of, snapshot
 from jaxguard.traces.splits import load_splits, make_splits
@@ -59,6 +59,8 @@ GENERATED = "services"
 GRID = 400
 """Test trajectories of which each configuration of the grid is made: their texts are encoded anew."""
 
+_REPORT = {"report.html", "report.html.partial", "evaluation.json", "routing.json"}
+
 _Step = tuple[Trajectory, Review]
 
 
@@ -72,24 +74,23 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
         progress: Shows bars on stderr.
 
     Raises:
-        JaxguardError: data, store, split or configuration do not fit together, the training part has no reviews or
-            holds trajectories that are for evaluation only, or training diverges.
+        JaxguardError: data, store, split or configuration do not fit together, the training part has no reviews, those
+            of one route only, or trajectories that are for evaluation only, or training diverges.
     """
     replaced = fresh and folder.exists()
     if replaced:
         require_replaceable(folder, config)
     run = _with_reviews(prepare(folder, config, fresh=replaced, kind=RouteConfig))
     for name in ("train", "validation"):
-        if kept := [t.id for t in run.part(name) if t.metadata.get("evaluation_only")]:
-            raise RunError(
-                f"{name} part: {len(kept)} trajectories are for evaluation only (e.g. {kept[0]!r}), expected none; "
-                "leave their set out of data.trajectories and name it to `jaxguard route evaluate`"
-            )
+        require_teachable(run.part(name), f"{name} part")
     training = make_route_episodes(run.part("train"), run.store, config, "train")
     has_validation = any(reviews_of(t) for t in run.part("validation"))
     validation = (
         make_route_episodes(run.part("validation"), run.store, config, "validation") if has_validation else None
     )
+    told = _routes(training.labels)
+    if len(known := [name for name, count in told.items() if count]) < 2:
+        raise RunError(f"train part: all {sum(told.values())} reviews are {known[0]}, expected two routes at least")
     if replaced:
         delete_run(folder)
     establish(run)
@@ -113,7 +114,7 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
     )
     provenance = {
         "trajectories": {name: len(ids) for name, ids in run.splits.items()},
-        "reviews": _routes(training.labels),
+        "reviews": told,
         "trained on": len(training),
         "without reviews, left out": training.unreviewed,
         "data": list(config.data.trajectories),
@@ -137,9 +138,11 @@ def calibrate_router(folder: Path, overrides: Sequence[str] = ()) -> Router:
 
     Raises:
         ConfigError: an override is not one of ``routing``.
-        JaxguardError: the part has too few reviews, or the operating point is impossible.
+        JaxguardError: the part has too few reviews or holds trajectories that are for evaluation only, or the
+            operating point is impossible.
     """
     run, router = _opened(folder)
+    require_teachable(run.part("calibration"), "calibration part")
     if other := [o for o in overrides if not o.startswith("routing.") or o.startswith("routing.unseen")]:
         raise ConfigError(f"override {other[0]!r}: expected routing.* here; other settings need another training")
     settings = override(run.config, overrides).routing
@@ -202,9 +205,10 @@ def evaluate_elsewhere(
         store: Feature store with their texts; without one they are encoded on the spot.
 
     Raises:
-        JaxguardError: no thresholds, no reviews, or (where the bundle lies in its run) a trajectory that trained it or
-            chose its thresholds.
+        JaxguardError: no thresholds, no reviews, ``out`` holds other things, or (where the bundle lies in its run) a
+            trajectory that trained it or chose its thresholds.
     """
+    _require_place(out)
     router = Router.load(bundle)
     routing = _thresholds(router)
     trajectories = list(reviewed(load_trajectories(paths).values()))
@@ -217,33 +221,47 @@ def evaluate_elsewhere(
 
 
 def evaluate_cached(
-    store: Path, paths: Sequence[str], out: Path, config: RouteConfig
+    store: Path, paths: Sequence[str], out: Path, config: RouteConfig, *, partial: bool = False
 ) -> tuple[RoutingEvaluation, str, Path]:
     """Routes reviewed steps by logits that `jaxguard route logits` cached: tau on one half of the groups, figures on
-    the other and on what ``routing.unseen`` holds out.
+    the other, on what ``routing.unseen`` holds out and on what is for evaluation only.
 
     Args:
         store: The logit store.
         paths: The trajectories that were asked about.
         out: Folder for ``routing.json`` and the report.
         config: ``routing`` and ``evaluation`` settings, and the seed of the halves.
+        partial: Steps without logits are ASK and counted as unscored, instead of an error.
 
     Raises:
-        JaxguardError: a snapshot has no logits, or a half has no reviews.
+        JaxguardError: a snapshot has no logits, a half has no reviews, or ``out`` holds other things.
     """
+    _require_place(out)
     logits = FeatureStore.open(store)
     trajectories = {t.id: t for t in reviewed(load_trajectories(paths).values())}
-    apart = hold_out(config.routing, trajectories)
+    marked = [i for i, t in trajectories.items() if t.metadata.get("evaluation_only")]
+    apart = {*hold_out(config.routing, trajectories), *marked}
     kept = [t for i, t in trajectories.items() if i not in apart]
     halves = make_splits(kept, {"calibration": 0.5, "test": 0.5}, config.data.split.seed)
     source = logits.fingerprint.short
-    calibration, test = ([trajectories[i] for i in ids] for ids in (halves["calibration"], [*halves["test"], *apart]))
+    calibration, test = (
+        [trajectories[i] for i in ids] for ids in (halves["calibration"], [*halves["test"], *sorted(apart)])
+    )
 
     def rows(name: str, part: Sequence[Trajectory]) -> RoutedRows:
         steps = _steps(part)
         if not steps:
             raise RunError(f"{name} half: none of its {len(part)} trajectories has a review, expected some")
-        return _table(steps, read_logits(logits, [snapshot(t, review.step) for t, review in steps]))
+        values = read_logits(logits, [snapshot(t, review.step) for t, review in steps], partial=True)
+        lost = np.flatnonzero(np.isnan(values).any(axis=1))
+        if len(lost) and not (partial and len(lost) < len(steps)):
+            t, review = steps[lost[0]]
+            raise RunError(
+                f"logit store {store}: {len(lost)} of {len(steps)} reviewed steps of the {name} half have no logits "
+                f"(e.g. {t.id}:{review.step}): rejected, not finite or never asked for; `jaxguard route logits` says "
+                "which, --partial counts them as ASK where there are others"
+            )
+        return _table(steps, values)
 
     routing = _fit(rows("calibration", calibration), config.routing, source, {"logits": str(logits.fingerprint)})
     rivals = _rivals(_steps(calibration), _steps(test))
@@ -324,7 +342,7 @@ def _table(steps: Sequence[_Step], logits: np.ndarray) -> RoutedRows:
         ids=[f"{t.id}:{review.step}" for t, review in steps],
         logits=logits,
         labels=_labels(steps),
-        services=[service_of(t.metadata) for t, _ in steps],
+        services=[_service(t) for t, _ in steps],
         personas=texts("persona"),
         triggers=[review.trigger for _, review in steps],
         pairs=[f"{pair}:{review.step}" if pair else "" for pair, (_, review) in zip(pairs, steps, strict=True)],
@@ -333,6 +351,13 @@ def _table(steps: Sequence[_Step], logits: np.ndarray) -> RoutedRows:
         ],
         groups=[t.group for t, _ in steps],
     )
+
+
+def _service(trajectory: Trajectory) -> str:
+    try:
+        return service_of(trajectory.metadata)
+    except RouterError as error:
+        raise RunError(f"trajectory {trajectory.id!r}: {error}") from error
 
 
 def _fit(rows: RoutedRows, settings: RoutingConfig, source: str, provenance: Mapping[str, Any]) -> Routing:
@@ -397,6 +422,17 @@ def _about(train: Sequence[Trajectory], result: RoutingEvaluation, rivals: Mappi
 def _accuracy(models: Mapping[str, Any], name: str) -> float:
     value = models[name]["acc"]
     return 0.0 if value is None else float(value.value)
+
+
+def _require_place(out: Path) -> None:
+    """Refuses a folder that holds anything but such a report, or the report of a run, before work is done."""
+    if out.exists() and not out.is_dir():
+        raise RunError(f"--out: {out} is a file, expected a folder")
+    other = sorted({path.name for path in out.iterdir()} - _REPORT) if out.exists() else []
+    own = out.resolve().name == "report" and (out.resolve().parent / "config.yaml").exists()
+    if other or own:
+        what = f"holds {other[0]!r}, which is no part of a report" if other else "is where a run has its own report"
+        raise RunError(f"--out: {out} {what}; nothing was overwritten, name another folder")
 
 
 def _write(folder: Path, result: RoutingEvaluation, about: str, title: str, provenance: Mapping[str, Any]) -> Path:

@@ -21,7 +21,7 @@ from jaxguard.route_config import RouteConfig
 from jaxguard.router import Router
 from jaxguard.traces.jsonl import write_trajectories
 from jaxguard.training.routing import route_stage
-from jaxguard.types import Route
+from jaxguard.types import Route, Step, Trajectory
 
 SIZES = (
     f"model.embed_dim={DIM}",
@@ -166,6 +166,80 @@ def test_cached_logits(made: Made, tmp_path: Path) -> None:
     assert "expected 6 of" in message
 
 
+def test_cached_logits_that_lack_some_are_refused_or_counted(made: Made, tmp_path: Path) -> None:
+    trajectories = load_trajectories([str(made.data)])
+    fingerprint = EncoderFingerprint("toy", "0", 0, "decision: by hand", "float32", 16, "windows")
+    store = FeatureStore.create_or_open(tmp_path / "logits", fingerprint, 6)
+    texts = list(dict.fromkeys(shown.to_json() for _, shown in reviewed_snapshots(trajectories.values())))[::2]
+    store.add(texts, np.random.default_rng(0).normal(size=(len(texts), 6)).astype(np.float32))
+    arguments = ("route", "cached", "--trajectories", made.data, "--store", tmp_path / "logits", *SIZES)
+    message = refused(*arguments, "--out", tmp_path / "out")
+    assert "reviewed steps of the calibration half have no logits (e.g. service-" in message
+    assert not (tmp_path / "out").exists()
+    done(*arguments, "--out", tmp_path / "out", "--partial")
+    counts = json.loads((tmp_path / "out" / "evaluation.json").read_text())["sections"][0]["counts"]
+    assert 0 < counts["unscored"] < counts["rows"]
+
+
+def test_a_report_takes_no_place_of_other_things(made: Made, copy: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    done("route", "generate", "--out", other, "corpus.trajectories=20", "corpus.seed=5")
+    (tmp_path / "file").touch()
+    for out, message in (
+        (copy / "router", "holds 'router.json', which is no part of a report; nothing was overwritten"),
+        (copy / "report", "is where a run has its own report"),
+        (made.root / "store", "which is no part of a report"),
+        (tmp_path / "file", "is a file, expected a folder"),
+    ):
+        before = sorted(out.iterdir()) if out.is_dir() else []
+        given = ("--trajectories", other, "--out", out)
+        for command_line in (("evaluate", made.run), ("cached", "--store", made.root / "store")):
+            assert message in refused("route", *command_line, *given)
+        assert before == (sorted(out.iterdir()) if out.is_dir() else [])
+    for _ in range(2):  # its own report is written anew
+        done("route", "evaluate", made.run, "--trajectories", other, "--out", tmp_path / "out")
+
+
+def test_evaluation_only_chooses_no_tau(made: Made, tmp_path: Path) -> None:
+    trajectories = load_trajectories([str(made.data)])
+    fingerprint = EncoderFingerprint("toy", "0", 0, "decision: by hand", "float32", 16, "windows")
+    store = FeatureStore.create_or_open(tmp_path / "logits", fingerprint, 6)
+    shown = list(reviewed_snapshots(trajectories.values()))
+    texts = list(dict.fromkeys(one.to_json() for _, one in shown))
+    store.add(texts, np.random.default_rng(0).normal(size=(len(texts), 6)).astype(np.float32))
+    marked = sorted(trajectories)[::2]
+    write_trajectories(
+        [
+            dataclasses.replace(t, metadata={**t.metadata, "evaluation_only": i in marked})
+            for i, t in trajectories.items()
+        ],
+        tmp_path / "data" / "trajectories.jsonl.gz",
+    )
+    arguments = ("--store", tmp_path / "logits", "--out", tmp_path / "out", *SIZES)
+    done("route", "cached", "--trajectories", tmp_path / "data", *arguments)
+    sections = json.loads((tmp_path / "out" / "evaluation.json").read_text())["sections"]
+    routing = json.loads((tmp_path / "out" / "routing.json").read_text())
+    free = len(trajectories) - len({*marked, *(i for i, t in trajectories.items() if t.metadata["service"] == "mail")})
+    assert routing["provenance"]["rows"] <= free  # half of those, one review each
+    assert sum(s["counts"]["rows"] for s in sections if s["kind"] in ("all", "unseen")) >= len(marked)
+
+
+def test_a_service_that_is_no_text_is_named(made: Made, tmp_path: Path) -> None:
+    first = next(iter(load_trajectories([str(made.data)]).values()))
+    odd = dataclasses.replace(first, id="odd", metadata={**first.metadata, "service": ["x"]})
+    write_trajectories([odd], tmp_path / "data" / "trajectories.jsonl.gz")
+    message = refused("route", "evaluate", made.run, "--trajectories", tmp_path / "data", "--out", tmp_path / "out")
+    assert "trajectory 'odd': metadata service: got list, expected text or None" in message
+
+
+def test_nothing_to_ask_a_model_about_is_said(tmp_path: Path) -> None:
+    write_trajectories([Trajectory("t", "go", (Step("act", {}, "0"),))], tmp_path / "data" / "trajectories.jsonl.gz")
+    message = refused(
+        "route", "logits", "--trajectories", tmp_path / "data", "--model", tmp_path, "--store", tmp_path / "s"
+    )
+    assert "--trajectories: got 1, none with a review, expected some" in message
+
+
 def test_a_router_of_other_reviews_is_refused(made: Made, tmp_path: Path) -> None:
     data, run = tmp_path / "data", tmp_path / "run"
     shutil.copytree(made.data, data)
@@ -206,6 +280,26 @@ def test_evaluation_only_trains_and_selects_nothing(made: Made, tmp_path: Path) 
         assert not (tmp_path / "run").exists()
 
 
+def test_reviews_that_cannot_teach_are_refused_before_anything_is_written(made: Made, tmp_path: Path) -> None:
+    trajectories = load_trajectories([str(made.data)])
+    last = splits(made.run)["test"][0]
+    for name, change, message in (
+        ("one", {i: "ASK" for i in trajectories}, "reviews are ASK, expected two routes at least"),
+        ("broken", {last: "MAYBE"}, f"trajectory {last!r}: reviews 0 route: got 'MAYBE', expected one of EXECUTE"),
+    ):
+        data = [
+            dataclasses.replace(
+                t, metadata={**t.metadata, "reviews": [{**t.metadata["reviews"][0], "route": change[i]}]}
+            )
+            if i in change
+            else t
+            for i, t in trajectories.items()
+        ]
+        write_trajectories(data, tmp_path / name / "trajectories.jsonl.gz")
+        assert message in refused(*made.train(tmp_path / "run", f"data.trajectories=[{tmp_path / name}]"))
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_split_file_must_keep_out_what_is_held_out(made: Made, tmp_path: Path) -> None:
     record = json.loads((made.run / "splits.json").read_text())
     moved = record["splits"]["unseen"].pop()
@@ -231,6 +325,8 @@ def test_errors_are_clear(made: Made, tmp_path: Path, copy: Path) -> None:
     ):
         assert expected in refused(*arguments)
     assert not (tmp_path / "a").exists()
+    (copy / "router" / "routing.json").write_text("{")
+    assert "delete it and run `jaxguard route calibrate` again" in refused("route", "calibrate", copy)
     (copy / "router" / "routing.json").unlink()
     assert "router: has no thresholds yet; run `jaxguard route calibrate` first" in refused("route", "evaluate", copy)
     done("route", "calibrate", copy)  # the way out that the message names

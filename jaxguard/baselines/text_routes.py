@@ -5,6 +5,7 @@ On text: TF-IDF and logistic regression over three classes (scikit-learn).
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -44,7 +45,8 @@ KINDS = {"bag of words": _bag, "current call": _call, "call and latest observati
 def text_routes(train: Sequence[Step], labels: np.ndarray, asked: Sequence[Step]) -> Mapping[str, np.ndarray]:
     """Routes ``[N]`` of the asked steps by :data:`MAJORITY` and by each kind, fitted on steps with labels.
 
-    Empty where there are no steps or nothing is asked; without the kinds where the labels are of one class.
+    Empty where there are no steps or nothing is asked; without the kinds where the labels are of one class. A kind
+    without a single word to learn from is left out.
 
     Args:
         train: Trajectories and the index of a step.
@@ -57,10 +59,13 @@ def text_routes(train: Sequence[Step], labels: np.ndarray, asked: Sequence[Step]
     if len(np.unique(labels)) < 2:
         return found
     for name, text in KINDS.items():
+        learned = [text(step) for step in train]
+        if not any(re.search(_TOKENS, one) for one in learned):
+            continue
         model = make_pipeline(
             TfidfVectorizer(token_pattern=_TOKENS, sublinear_tf=True), LogisticRegression(C=3.0, max_iter=2_000)
         )
-        model.fit([text(step) for step in train], labels)
+        model.fit(learned, labels)
         found[name] = model.predict([text(step) for step in asked]).astype(np.int64)
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxguard.features.texts import well_formed
 from jaxguard.types import Route, Step
 
 LONGEST_QUOTE = 200
@@ -73,7 +74,8 @@ def explain(
     thing = _thing(step.arguments or {})
     template = _QUESTIONS.get(trigger, "May {tool} run on {thing}?")
     what = ", ".join(missing) or "the value that is missing"
-    return reason, template.format(tool=step.tool, thing=thing, missing=what)
+    question = template.format(tool=_quote(step.tool), thing=thing, missing=_quote(what))
+    return reason, well_formed(question)  # names may hold lone surrogates, which no terminal or host can be sent
 
 
 def _is_empty(value: Any) -> bool:

@@ -261,7 +261,8 @@ class Routing:
     def _known(self, point: str) -> str:
         if point not in self.taus:
             why = f" ({self.impossible[point]})" if point in self.impossible else ""
-            raise RoutingError(f"operating point: got {point!r}{why}, expected one of {', '.join(self.taus)}")
+            known = f"expected one of {', '.join(self.taus)}" if self.taus else "and there is no other"
+            raise RoutingError(f"operating point: got {point!r}{why}, {known}")
         return point
 
 

@@ -26,7 +26,7 @@ from jaxguard.features.decision_model import load_model, read_router_file
 from jaxguard.features.decision_prompt import DECISION_TOKENS, DEFAULT_PROMPT, Prompt, PromptEncoder, PromptError
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore, FeatureStoreError, MissingTexts, text_hash
-from jaxguard.traces.snapshots import Snapshot, reviews_of, snapshot
+from jaxguard.traces.snapshots import Snapshot, SnapshotError, reviews_of, snapshot
 from jaxguard.types import JaxguardError, Route, Trajectory
 
 DIM = 2 * len(Route)
@@ -136,9 +136,15 @@ class DecisionReader:
                 prompts[index] = ids
         for batch in self._batches(prompts):
             rows = [prompts[index] for index in batch]
-            if self.style == "think":
-                rows, forced[batch] = self._thought(rows)
-            values[batch] = self._values(rows)
+            try:
+                if self.style == "think":
+                    rows, forced[batch] = self._thought(rows)
+                values[batch] = self._values(rows)
+            except RuntimeError as error:  # PyTorch's, of memory above all
+                raise JaxguardError(
+                    f"model on {self._device}: {len(rows)} prompts of up to {max(map(len, rows))} tokens could not be "
+                    f"run ({str(error).strip().splitlines()[0]}); a smaller batch_tokens takes less memory"
+                ) from error
         return Answers(values, errors, forced)
 
     def _batches(self, prompts: dict[int, list[int]]) -> Iterator[list[int]]:
@@ -216,7 +222,8 @@ class LogitReport:
         snapshots: Snapshots asked for.
         reused: Those whose values were there already (from an earlier run, or from an equal snapshot).
         scored: Those whose values were added.
-        rejected: ``(id, reason)`` of those that were not run: too long, or with text that cannot be escaped.
+        rejected: ``(id, reason)`` of those that were not run: too long, with text that cannot be escaped, or with
+            arguments that JSON cannot hold.
         unscored: Ids of those for which the model gave NaN or infinity; they have no values.
         forced: Ids of those, reused ones too, whose think block was closed by force.
     """
@@ -261,7 +268,6 @@ def cache_logits(
 
     Raises:
         FeatureStoreError: The store belongs to another reader, or cannot be written.
-        SnapshotError: A snapshot cannot be written as JSON.
     """
     opened = FeatureStore.create_or_open(store, reader.fingerprint, DIM)
     closed = _read_forced(opened.path)
@@ -295,8 +301,12 @@ def cache_logits(
             progress(count)
 
     for name, shown in snapshots:
-        text = shown.to_json()
         count += 1
+        try:
+            text = shown.to_json()
+        except SnapshotError as error:
+            rejected.append((name, str(error)))
+            continue
         if text in pending:
             pending[text].append(name)
         elif text in opened:
@@ -311,8 +321,16 @@ def cache_logits(
     return LogitReport(count, reused, scored, tuple(rejected), tuple(unscored), tuple(forced))
 
 
-def read_logits(store: FeatureStore, snapshots: Sequence[Snapshot], *, log_probabilities: bool = False) -> np.ndarray:
+def read_logits(
+    store: FeatureStore, snapshots: Sequence[Snapshot], *, log_probabilities: bool = False, partial: bool = False
+) -> np.ndarray:
     """The stored logits (or log-probabilities over the vocabulary) of N snapshots, float32 [N, 3].
+
+    Args:
+        store: What :func:`cache_logits` wrote.
+        snapshots: To look up.
+        log_probabilities: Those instead of the logits.
+        partial: NaN for snapshots without values, instead of an error.
 
     Raises:
         FeatureStoreError: The store holds something else.
@@ -323,13 +341,22 @@ def read_logits(store: FeatureStore, snapshots: Sequence[Snapshot], *, log_proba
             f"store {store.path}: holds {store.dim} values of {store.fingerprint.pooling!r}, expected {DIM} of "
             f"'{_POOLING}...'"
         )
-    rows = store.find([shown.to_json() for shown in snapshots])
-    if len(lost := np.flatnonzero(rows < 0)):
+    rows = store.find([_key(shown) for shown in snapshots])
+    if len(lost := np.flatnonzero(rows < 0)) and not partial:
         raise MissingTexts(
             f"store {store.path}: {len(lost)} of {len(rows)} snapshots have no logits, the first is number {lost[0]}"
         )
-    values = store.gather(rows)
+    values = np.full((len(rows), DIM), np.nan, np.float32)
+    values[rows >= 0] = store.gather(rows[rows >= 0])
     return values[:, len(Route) :] if log_probabilities else values[:, : len(Route)]
+
+
+def _key(shown: Snapshot) -> str:
+    """Canonical JSON; where there is none, a text that no store holds."""
+    try:
+        return shown.to_json()
+    except SnapshotError:
+        return "\0"
 
 
 def _read_forced(folder: Path) -> set[str]:

@@ -19,6 +19,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 ADAPTER_FILE = "adapter_config.json"
 ROUTER_FILE = "router.json"
 """Beside an adapter: the prompt, tokens and style that it was trained with, and the hash of the model below it."""
+IDENTITY_FILE = "checkpoints/identity.json"
+"""Within an adapter's folder: what its training was started with."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -71,7 +73,6 @@ def load_model(path: Path, adapter: Path | None = None, *, dtype: str = "float32
     """
     try:
         import torch
-        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     except ImportError as error:
         raise RouterModelError(f"router model: {error.name} is not installed; pip install 'jaxguard[torch]'") from error
@@ -92,8 +93,8 @@ def load_model(path: Path, adapter: Path | None = None, *, dtype: str = "float32
             output_loading_info=True,
         )
         model, loading = read[0].eval().to(device), read[1]
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise RouterModelError(f"model {path}: cannot be loaded on {device!r} ({error})") from error
+    except Exception as error:  # damaged configurations and absent devices raise nearly anything
+        raise RouterModelError(f"model {path}: cannot be loaded on {device!r} ({_told(error)})") from error
     # transformers fills what a checkpoint lacks with random numbers.
     if absent := sorted(loading["missing_keys"]):
         raise RouterModelError(f"model {path}: lacks {len(absent)} tensors, the first is {absent[0]}")
@@ -112,7 +113,6 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
         from peft import PeftModel, get_peft_model_state_dict
         from peft.tuners.trainable_tokens import TrainableTokensLayer
         from peft.utils import load_peft_weights
-        from safetensors import SafetensorError
     except ImportError as error:
         raise RouterModelError(
             f"adapter {adapter}: {error.name} is not installed; pip install 'jaxguard[lora]'"
@@ -122,8 +122,8 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     try:
         adapted = PeftModel.from_pretrained(model, str(adapter), local_files_only=True).eval()
         saved = set(load_peft_weights(str(adapter), device="cpu"))
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise RouterModelError(f"adapter {adapter}: cannot be loaded onto this model ({error})") from error
+    except Exception as error:  # as above
+        raise RouterModelError(f"adapter {adapter}: cannot be loaded onto this model ({_told(error)})") from error
     # PEFT only warns of weights that do not find their place, or of places that find no weights.
     if other := saved ^ set(get_peft_model_state_dict(adapted, save_embedding_layers=False)):
         raise RouterModelError(f"adapter {adapter}: is not one of this model; {sorted(other)[0]} is on one side only")
@@ -134,20 +134,32 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     return adapted
 
 
+def _told(error: Exception) -> str:
+    """Kind and message of an exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def read_router_file(adapter: Path) -> dict[str, Any]:
     """What an adapter was trained with (``prompt``, ``tokens``, ``style``, ``base``, ...); empty without such a file.
 
     Raises:
-        RouterModelError: The file is damaged.
+        RouterModelError: The file is damaged, or the adapter's training has not ended.
     """
     path = adapter / ROUTER_FILE
     if not path.is_file():
+        if (adapter / IDENTITY_FILE).is_file():  # what it was trained with is not known: a default would be a guess
+            raise RouterModelError(
+                f"adapter {adapter}: has no {ROUTER_FILE}, its training has not ended; run `jaxguard route finetune` "
+                "again, it goes on where it stopped"
+            )
         return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         prompt, tokens = Prompt(**values["prompt"]), tuple(values["tokens"])
+        if not all(isinstance(token, str) for token in tokens):
+            raise TypeError(f"tokens: got {tokens!r:.80}, expected texts")
         return {**values, "prompt": prompt, "tokens": tokens, "style": values["style"], "base": values["base"]}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, JaxguardError) as error:
         raise RouterModelError(f"{path}: damaged ({error!r}), expected prompt, tokens, style and base") from error
 
 

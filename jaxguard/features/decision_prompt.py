@@ -37,13 +37,16 @@ class Prompt:
     """A prompt template; ``{snapshot}`` stands once in ``system`` or ``user``.
 
     Raises:
-        PromptError: It stands there not at all, or more than once.
+        PromptError: It stands there not at all, or more than once; or a part is not a text.
     """
 
     system: str
     user: str
 
     def __post_init__(self) -> None:
+        for name in ("system", "user"):
+            if not isinstance(value := getattr(self, name), str):
+                raise PromptError(f"prompt {name}: got {value!r:.80}, expected a text")
         found = self.system.count(PLACEHOLDER) + self.user.count(PLACEHOLDER)
         if found != 1:
             raise PromptError(f"prompt: {PLACEHOLDER} stands {found} times in system and user, expected once")
@@ -183,8 +186,6 @@ class PromptEncoder:
         for name, token in named.items():
             system, user = system.replace(name, token), user.replace(name, token)
         if self._tokenizer.chat_template:
-            from jinja2 import TemplateError
-
             messages = [{"role": "system", "content": system}] if system else []
             try:
                 whole = self._tokenizer.apply_chat_template(
@@ -193,8 +194,10 @@ class PromptEncoder:
                     add_generation_prompt=True,
                     enable_thinking=style == "think",
                 )
-            except (TemplateError, ValueError) as error:
-                raise PromptError(f"prompt: the tokenizer's chat template refuses it ({error})") from error
+            except Exception as error:  # a template is a program: it may fail in any way
+                raise PromptError(
+                    f"prompt: the tokenizer's chat template refuses it ({type(error).__name__}: {error})"
+                ) from error
         else:
             whole = (self._tokenizer.bos_token or "") + "\n\n".join(part for part in (system, user) if part) + "\n\n"
         if whole.count(PLACEHOLDER) != 1:

@@ -146,7 +146,7 @@ def _rarest(places: Mapping[str, list[int]], value: str) -> list[int]:
 def _mentions(line: str, value: str) -> bool:
     at = line.find(value)
     while at >= 0:
-        if not _GOES_ON_BEFORE.search(line[max(at - 2, 0) : at]) and not _GOES_ON.match(line[at + len(value) :]):
+        if not _GOES_ON_BEFORE.search(line[max(at - 2, 0) : at]) and not _GOES_ON.match(line, at + len(value)):
             return True
         at = line.find(value, at + 1)
     return False

@@ -28,8 +28,29 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from jaxguard.traces.readers.dialects import REPLY
-from jaxguard.traces.snapshots import Review, review_record
-from jaxguard.types import Route, Trajectory
+from jaxguard.traces.snapshots import Review, review_record, reviews_of
+from jaxguard.types import JaxguardError, Route, Trajectory
+
+
+class EvaluationOnly(JaxguardError):
+    """Trajectories that are for evaluation only were about to teach something, or to choose a threshold."""
+
+
+def require_teachable(trajectories: Iterable[Trajectory], part: str) -> None:
+    """Refuses trajectories that are marked ``evaluation_only``.
+
+    Args:
+        trajectories: What is about to train a router or choose its tau.
+        part: Names them in the message.
+
+    Raises:
+        EvaluationOnly: some are marked; says how many, and names one.
+    """
+    if kept := [t.id for t in trajectories if t.metadata.get("evaluation_only")]:
+        raise EvaluationOnly(
+            f"{part}: {len(kept)} trajectories are for evaluation only (e.g. {kept[0]!r}), expected none; leave their "
+            "set out here and name it to `jaxguard route evaluate`"
+        )
 
 
 def with_reviews(trajectory: Trajectory) -> Trajectory:
@@ -54,5 +75,12 @@ def with_reviews(trajectory: Trajectory) -> Trajectory:
 
 
 def reviewed(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
-    """:func:`with_reviews` of each, in order; none is left out."""
-    return map(with_reviews, trajectories)
+    """:func:`with_reviews` of each, in order; none is left out.
+
+    Raises:
+        SnapshotError: A trajectory came with broken reviews, which are to be found before anything is trained.
+    """
+    for trajectory in trajectories:
+        made = with_reviews(trajectory)
+        reviews_of(made)
+        yield made

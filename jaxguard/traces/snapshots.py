@@ -74,15 +74,15 @@ class Snapshot:
         Raises:
             SnapshotError: Arguments that JSON cannot hold (NaN, infinity, other types, too deep).
         """
-        value = {
-            "memory": self.memory,
-            "task": self.task,
-            "domain": self.domain,
-            "context": self.context,
-            "trace": [_plain(entry.call) | {"observation": entry.observation} for entry in self.trace],
-            "action": _plain(self.action),
-        }
         try:
+            value = {
+                "memory": self.memory,
+                "task": self.task,
+                "domain": self.domain,
+                "context": self.context,
+                "trace": [_plain(entry.call) | {"observation": entry.observation} for entry in self.trace],
+                "action": _plain(self.action),
+            }
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise SnapshotError(f"snapshot of a call to {self.action.tool!r}: {error}, expected JSON values") from error
@@ -185,11 +185,11 @@ def reviews_of(trajectory: Trajectory) -> tuple[Review, ...]:
         step, route, trigger = value["step"], value["route"], value.get("trigger", "")
         if type(step) is not int or not 0 <= step < len(trajectory):
             raise SnapshotError(f"{where} {at} step: got {step!r:.80}, expected 0 to {len(trajectory) - 1}")
-        if route not in Route.__members__:
+        if not isinstance(route, str) or route not in Route.__members__:
             raise SnapshotError(
                 f"{where} {at} route: got {route!r:.80}, expected one of {', '.join(Route.__members__)}"
             )
-        if trigger != "" and trigger not in TRIGGERS:
+        if trigger != "" and not (isinstance(trigger, str) and trigger in TRIGGERS):
             raise SnapshotError(f"{where} {at} trigger: got {trigger!r:.80}, expected one of a to n")
         if found and step <= found[-1].step:
             raise SnapshotError(f"{where} {at} step: got {step} after {found[-1].step}, expected a later one")

@@ -142,11 +142,11 @@ def completion_records(
     for trajectory in trajectories:
         rationales = rationales_of(trajectory)
         for review in reviews_of(trajectory):
-            name = f"{trajectory.id}:{review.step}"
+            name, shown = f"{trajectory.id}:{review.step}", snapshot(trajectory, review.step)
             try:
-                prompt = encode(snapshot(trajectory, review.step).to_json())
+                prompt = encode(shown.to_json())
                 answer = [*_answer(encode, review.route, rationales[review.step]), end]
-            except PromptError as error:
+            except (PromptError, SnapshotError) as error:  # the latter: arguments that JSON cannot hold
                 left_out.append((name, str(error)))
                 continue
             if (length := len(prompt) + len(answer)) > max_tokens:

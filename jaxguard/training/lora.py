@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jaxguard.config import SEED
-from jaxguard.features.decision_model import ROUTER_FILE, add_decision_tokens, load_model, weights_hash
+from jaxguard.features.decision_model import IDENTITY_FILE, ROUTER_FILE, add_decision_tokens, load_model, weights_hash
 from jaxguard.features.decision_prompt import (
     DECISION_TOKENS,
     DEFAULT_PROMPT,
@@ -28,11 +28,11 @@ from jaxguard.features.decision_prompt import (
     load_prompt,
 )
 from jaxguard.settings import load_settings, require, to_dict
+from jaxguard.traces.review_sets import require_teachable
 from jaxguard.training.completions import IGNORED, completion_records, digest_of
 from jaxguard.types import JaxguardError, Trajectory
 
 _CHECKPOINTS = "checkpoints"
-_IDENTITY = "identity.json"
 _STATE = "trainer_state.json"
 
 
@@ -97,6 +97,7 @@ class LoraSettings:
         )
         for name, smallest in least.items():
             require((value := getattr(self, name)) >= smallest, name, value, f"{smallest} or more")
+        require(self.seed < 2**32, "seed", self.seed, f"less than {2**32}")  # what NumPy takes
         require(0 <= self.dropout < 1, "dropout", self.dropout, "a share in [0, 1)")
         require(self.learning_rate > 0, "learning_rate", self.learning_rate, "a positive number")
         for name, known in (
@@ -166,8 +167,11 @@ def finetune(
         RouterModelError: The model cannot be loaded.
         PromptError: Prompt or tokens do not fit the tokenizer.
         SnapshotError: A trajectory's metadata are not what they should be.
+        EvaluationOnly: A trajectory is for evaluation only.
     """
     started = time.monotonic()
+    trajectories = list(trajectories)
+    require_teachable(trajectories, f"fine-tuning {out}")
     try:
         import torch
         from peft import LoraConfig, get_peft_model
@@ -192,6 +196,7 @@ def finetune(
         "records": digest_of(records),
         "arithmetic": f"{dtype} on {device}",
     }
+    arguments = _arguments(settings, out, dtype, device)  # before the folder is claimed for settings that cannot be
     if (finished := _claim(out, identity)) is not None:
         return finished
     set_seed(settings.seed)
@@ -206,7 +211,7 @@ def finetune(
             task_type="CAUSAL_LM",
         ),
     )
-    losses, resumed_from = _train(model, settings, records, out, dtype, device, progress)
+    losses, resumed_from = _train(model, arguments, records, out, progress)
     if not np.isfinite(losses).all() or not all(p.isfinite().all() for p in model.parameters() if p.requires_grad):
         raise FinetuneError(f"fine-tuning {out}: a loss or a weight is not finite; try a lower learning_rate")
     report = FinetuneReport(
@@ -220,8 +225,11 @@ def finetune(
         seconds=time.monotonic() - started,
     )
     # The embedding is the base's but for the rows that the adapter holds.
-    model.save_pretrained(str(out), save_embedding_layers=False)
-    tokenizer.save_pretrained(str(out))
+    try:
+        model.save_pretrained(str(out), save_embedding_layers=False)
+        tokenizer.save_pretrained(str(out))
+    except Exception as error:  # a full disk, as libraries in other languages tell of it
+        raise FinetuneError(f"fine-tuning {out}: cannot be written ({type(error).__name__}: {error})") from error
     _write_json(
         out / ROUTER_FILE,
         {
@@ -255,14 +263,15 @@ def _claim(out: Path, identity: dict[str, Any]) -> FinetuneReport | None:
     Raises:
         FinetuneError: The folder belongs to another training.
     """
-    marker = out / _CHECKPOINTS / _IDENTITY
+    marker = out / IDENTITY_FILE
+    read = marker
     try:
         if marker.exists():
             found = json.loads(marker.read_text(encoding="utf-8"))
             if found != json.loads(json.dumps(identity)):
                 names = [name for name in identity if found.get(name) != json.loads(json.dumps(identity[name]))]
                 raise FinetuneError(f"fine-tuning {out}: was started with other {', '.join(names)}; use another folder")
-            if (out / ROUTER_FILE).exists():
+            if (read := out / ROUTER_FILE).exists():
                 values = json.loads((out / ROUTER_FILE).read_text(encoding="utf-8"))["report"]
                 left_out = tuple((name, reason) for name, reason in values["left_out"])
                 return FinetuneReport(**{**values, "left_out": left_out, "losses": tuple(values["losses"])})
@@ -272,7 +281,7 @@ def _claim(out: Path, identity: dict[str, Any]) -> FinetuneReport | None:
         marker.parent.mkdir(parents=True, exist_ok=True)
         _write_json(marker, identity)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FinetuneError(f"fine-tuning {out}: {marker} cannot be used ({error!r})") from error
+        raise FinetuneError(f"fine-tuning {out}: {read} cannot be used ({error!r})") from error
     return None
 
 
@@ -284,26 +293,16 @@ def _trained_rows(model: Any, rows: list[int]) -> dict[str, list[int]]:
     return {name: rows for name, module in model.named_modules() if any(module is end for end in ends)}
 
 
-def _train(
-    model: Any,
-    settings: LoraSettings,
-    records: list[dict[str, list[int]]],
-    out: Path,
-    dtype: str,
-    device: str,
-    progress: Callable[[int, float], object] | None,
-) -> tuple[list[float], int]:
-    """Losses, and the step of the checkpoint that was taken up."""
-    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+def _arguments(settings: LoraSettings, out: Path, dtype: str, device: str) -> Any:
+    """The settings in transformers' words.
 
-    class Logged(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            if progress is not None and "loss" in (logs or {}):
-                progress(state.global_step, logs["loss"])
+    Raises:
+        FinetuneError: transformers knows no such schedule or optimiser.
+    """
+    from transformers import TrainingArguments
 
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(
+    try:
+        return TrainingArguments(
             output_dir=str(out / _CHECKPOINTS),
             num_train_epochs=settings.epochs,
             max_steps=settings.max_steps or -1,
@@ -324,7 +323,29 @@ def _train(
             report_to="none",
             disable_tqdm=True,
             remove_unused_columns=False,
-        ),
+        )
+    except (ValueError, ImportError) as error:
+        raise FinetuneError(f"schedule {settings.schedule!r}, optimiser {settings.optimiser!r}: {error}") from error
+
+
+def _train(
+    model: Any,
+    arguments: Any,
+    records: list[dict[str, list[int]]],
+    out: Path,
+    progress: Callable[[int, float], object] | None,
+) -> tuple[list[float], int]:
+    """Losses, and the step of the checkpoint that was taken up."""
+    from transformers import PrinterCallback, Trainer, TrainerCallback
+
+    class Logged(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            if progress is not None and "loss" in (logs or {}):
+                progress(state.global_step, logs["loss"])
+
+    trainer = Trainer(
+        model=model,
+        args=arguments,
         train_dataset=records,
         data_collator=collate,
         callbacks=[Logged()],
@@ -333,7 +354,13 @@ def _train(
     # The state is written last: a checkpoint without it was cut short by a kill.
     complete = [int(path.parent.name.rpartition("-")[2]) for path in out.glob(f"{_CHECKPOINTS}/checkpoint-*/{_STATE}")]
     newest = max(complete, default=0)
-    trainer.train(resume_from_checkpoint=str(out / _CHECKPOINTS / f"checkpoint-{newest}") if newest else None)
+    taken_up = out / _CHECKPOINTS / f"checkpoint-{newest}" if newest else None
+    try:
+        trainer.train(resume_from_checkpoint=str(taken_up) if taken_up else None)
+    except Exception as error:  # memory, a disk, a damaged checkpoint, an optimiser that is not installed
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        hint = f"; it began from {taken_up}: where that is damaged, delete it" if taken_up else ""
+        raise FinetuneError(f"fine-tuning {out}: stopped ({told}){hint}") from error
     return [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry], newest
 
 

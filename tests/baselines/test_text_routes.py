@@ -79,3 +79,9 @@ def test_one_class_gives_the_majority_and_nothing_asked_gives_nothing() -> None:
     assert text_routes(steps, labels, []) == {}
     assert text_routes([], np.zeros(0, np.int64), steps) == {}
     assert set(np.unique(text_routes(steps, labels % 2, steps)["current call"])) == {0, 1}
+
+
+def test_a_kind_without_a_word_to_learn_from_is_left_out() -> None:
+    labels = np.array([0, 1] * 3)
+    silent = [(Trajectory("t", "?", (Call("?", {}, "0"),)), 0) for _ in labels]
+    assert set(text_routes(silent, labels, silent)) == {MAJORITY, "bag of words"}  # the snapshot has words of its own

@@ -97,3 +97,12 @@ def test_missing_arguments_are_empty_ones_and_those_that_earlier_calls_had() -> 
 def test_of_unparsable_arguments_it_is_not_known_what_they_lack() -> None:
     earlier = [Step("send_file", {"file": "a"}, "c0")]
     assert missing_arguments(Step("send_file", None, "c", raw_arguments='{"file": "b"'), earlier) == ()
+
+
+@pytest.mark.parametrize("trigger", ["", *"efghi"])
+def test_a_question_can_be_sent_whatever_the_names_of_a_call_hold(trigger: str) -> None:
+    odd = Step("t\ud800" + "x" * 10_000, {"k": "\udc00y", "z\ud800": ""}, "c")
+    missing = [f"key{i}\ud800" for i in range(10_000)]
+    _, question = explain(Route.ASK, trigger, odd, missing=missing)
+    assert "\ufffd" in question.encode().decode()
+    assert len(question) < 4 * LONGEST_QUOTE

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from jaxguard.features.decision_model import (
     RouterModelError,
     add_decision_tokens,
     load_model,
+    read_router_file,
     vocabulary_size,
     widen,
 )
@@ -238,6 +242,33 @@ def test_values_that_are_not_finite_are_counted_and_never_stored(tied: Path, tmp
     assert len(FeatureStore.open(tmp_path / "s")) == 0
 
 
+def test_arguments_that_json_cannot_hold_are_rejected_by_name_and_the_others_are_asked(
+    tied: Path, tmp_path: Path
+) -> None:
+    bad = make_trajectory("bad", 2)
+    bad = dataclasses.replace(bad, steps=(bad.steps[0], dataclasses.replace(bad.steps[1], arguments={"x": math.nan})))
+    shown = list(reviewed_snapshots([bad, make_trajectory()]))
+    report = cache_logits(shown, tmp_path / "s", reader(tied))
+    assert (report.snapshots, report.scored, [name for name, _ in report.rejected]) == (5, 4, ["bad:1"])
+    assert "expected JSON values" in report.rejected[0][1]
+    opened = FeatureStore.open(tmp_path / "s")
+    found = read_logits(opened, [one for _, one in shown], partial=True)
+    assert np.isnan(found).all(axis=1).tolist() == [False, True, False, False, False]
+    with pytest.raises(MissingTexts, match="1 of 5 snapshots have no logits, the first is number 1"):
+        read_logits(opened, [one for _, one in shown])
+
+
+def test_a_batch_that_cannot_be_run_says_what_would_help(tied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = reader(tied)
+
+    def full(*_args: object, **_options: object) -> None:
+        raise torch.OutOfMemoryError("out of memory. Tried to allocate 2 GiB\nand more")
+
+    monkeypatch.setattr(asked._model, "forward", full)
+    with pytest.raises(JaxguardError, match=r"model on cpu: 4 prompts of up to \d+ tokens could not be run \(out of"):
+        asked.read(texts_of())
+
+
 def test_every_step_or_the_reviewed_ones() -> None:
     run = make_trajectory("run", 3)
     run = dataclasses.replace(run, metadata={**run.metadata, "reviews": run.metadata["reviews"][1:2]})
@@ -359,6 +390,9 @@ def test_folders_and_settings_that_cannot_be_used(tied: Path, tmp_path: Path) ->
         reader(tied, max_tokens=5000)
     with pytest.raises(JaxguardError, match="batch_tokens: got 0, expected 1 or more"):
         reader(tied, batch_tokens=0)
+    if not torch.cuda.is_available():
+        with pytest.raises(RouterModelError, match="cannot be loaded on 'cuda'"):
+            load_model(tied, device="cuda")
     from safetensors.torch import load_file, save_file
 
     part = make_ready(tmp_path / "part")
@@ -367,6 +401,49 @@ def test_folders_and_settings_that_cannot_be_used(tied: Path, tmp_path: Path) ->
     save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(RouterModelError, match=r"lacks 1 tensors, the first is model\.norm\.weight"):
         load_model(part)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.json", []),
+        ("config.json", {"hidden_size": "big"}),
+        ("config.json", {"num_attention_heads": 0}),
+        ("config.json", {"num_hidden_layers": 3}),
+        ("tokenizer_config.json", [1]),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_name_whatever_is_raised_below(
+    tied: Path, tmp_path: Path, name: str, change: Any
+) -> None:
+    spoilt = Path(shutil.copytree(tied, tmp_path / "spoilt"))
+    own = json.loads((spoilt / name).read_text())
+    (spoilt / name).write_text(json.dumps({**own, **change} if isinstance(change, dict) else change))
+    with pytest.raises(RouterModelError, match=rf"model {spoilt}: cannot be loaded on 'cpu' \(\w+: "):
+        load_model(spoilt)
+
+
+def test_a_chat_template_that_fails_is_refused(tied: Path) -> None:
+    loaded = load_model(tied)
+    loaded.tokenizer.chat_template = "{{ 1 / 0 }}"
+    with pytest.raises(PromptError, match=r"chat template refuses it \(ZeroDivisionError"):
+        PromptEncoder(loaded.tokenizer, SHORT, DECISION_TOKENS, "first")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        json.dumps({"prompt": {"system": 1, "user": "{snapshot}"}, "tokens": [], "style": "", "base": ""}),
+        json.dumps({"prompt": {"system": "", "user": ""}, "tokens": [], "style": "", "base": ""}),
+        json.dumps({"prompt": {"system": "", "user": "{snapshot}"}, "tokens": [1, 2], "style": "", "base": ""}),
+    ],
+    ids=["deep", "a number", "no place", "numbers"],
+)
+def test_a_damaged_router_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "router.json").write_text(text)
+    with pytest.raises(RouterModelError, match=r"router\.json: damaged"):
+        read_router_file(tmp_path)
 
 
 def test_without_torch_the_extra_is_named() -> None:

@@ -223,6 +223,21 @@ def test_work_grows_with_what_mentions_a_name_not_with_the_trace(monkeypatch: py
     assert work(400) <= 4 * work(100) + 40
 
 
+def test_a_name_that_goes_on_a_thousand_times_does_not_copy_the_line() -> None:
+    class Line(str):
+        copied = 0
+
+        def __getitem__(self, key: Any) -> str:
+            part = super().__getitem__(key)
+            Line.copied += len(part)
+            return part
+
+    line = Line("plan-b " * 1_000)
+    assert not grounding._mentions(line, "plan")
+    assert Line.copied <= 2 * 1_000
+    assert grounding._mentions(f"{line}plan", "plan")
+
+
 def test_many_values_do_not_search_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
     original = grounding._mentions

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from jaxguard.traces.reading import ArchiveReader
-from jaxguard.traces.review_sets import reviewed, with_reviews
-from jaxguard.traces.snapshots import Review, reviews_of
+from jaxguard.traces.review_sets import EvaluationOnly, require_teachable, reviewed, with_reviews
+from jaxguard.traces.snapshots import Review, SnapshotError, reviews_of
 from jaxguard.traces.sources import find_sources
 from jaxguard.types import Route, Step, Trajectory
 
@@ -81,3 +81,15 @@ def test_real_counts(data_dir: Path, name: str, expected: dict[str, int]) -> Non
                 assert refused == ([trajectory.first_hazard] if trajectory.unsafe and trajectory.timing else [])
     assert {key: counts[key] for key in expected} == expected
     assert counts["ASK"] == 0
+
+
+def test_what_is_for_evaluation_only_teaches_nothing() -> None:
+    require_teachable([run(1), run(None, metadata={"evaluation_only": False})], "train part")
+    with pytest.raises(EvaluationOnly, match=r"train part: 1 trajectories are for evaluation only \(e.g. 'run'\)"):
+        require_teachable([run(1), run(None, metadata={"evaluation_only": True})], "train part")
+
+
+def test_broken_reviews_are_found_at_once() -> None:
+    broken = run(None, metadata={"reviews": [{"step": 9, "route": "ASK"}]})
+    with pytest.raises(SnapshotError, match="reviews 0 step: got 9, expected 0 to 3"):
+        list(reviewed([run(1), broken]))

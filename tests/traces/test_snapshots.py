@@ -63,7 +63,14 @@ def test_surrogates_become_the_replacement_character() -> None:
     assert json.loads(snapshot(lone, 0).to_json())["task"] == "a�b"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1: 2}, object()])
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1: 2}, object(), nested(5_000)], ids=lambda v: type(v))
 def test_arguments_that_json_cannot_hold_are_refused(value: Any) -> None:
     with pytest.raises(SnapshotError):
         Snapshot("", "", "", "", (), Call("t", {"x": value})).to_json()
@@ -92,6 +99,9 @@ def test_reviews_come_back_from_metadata() -> None:
         [{"step": 4, "route": "ASK"}],
         [{"step": True, "route": "ASK"}],
         [{"step": 0, "route": "HOLD"}],
+        [{"step": 0, "route": ["ASK"]}],
+        [{"step": 0, "route": "ASK", "trigger": ["h"]}],
+        [{"step": 0, "route": "ASK", "trigger": {}}],
         [{"step": 0, "route": "ASK", "trigger": "z"}],
         [{"step": 0, "route": "ASK", "why": "x"}],
         [{"step": 1, "route": "ASK"}, {"step": 1, "route": "ASK"}],

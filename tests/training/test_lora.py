@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from jaxguard.features.decision_model import RouterModelError, add_decision_toke
 from jaxguard.features.decision_prompt import DECISION_TOKENS, DEFAULT_PROMPT, Prompt, PromptEncoder
 from jaxguard.features.store import FeatureStore
 from jaxguard.settings import ConfigError
+from jaxguard.traces.review_sets import EvaluationOnly
 from jaxguard.traces.snapshots import TRIGGERS, SnapshotError, snapshot
 from jaxguard.training import lora
 from jaxguard.training.completions import IGNORED, REASONS, completion_records, rationales_of
@@ -315,6 +318,9 @@ def test_an_adapter_of_another_model_is_refused(base: Path, quick: LoraSettings,
     untied = make_model(tmp_path / "untied", tied=False)
     finetune(dataclasses.replace(quick, max_steps=2), untied, RUNS, tmp_path / "two")
     (tmp_path / "two" / "router.json").unlink()
+    with pytest.raises(RouterModelError, match=r"two: has no router\.json, its training has not ended"):
+        load_model(base, tmp_path / "two")
+    shutil.rmtree(tmp_path / "two" / "checkpoints")
     with pytest.raises(RouterModelError, match=r"is not one of this model; .* is on one side only"):
         load_model(base, tmp_path / "two")
     with pytest.raises(RouterModelError, match=r"has no adapter_config\.json"):
@@ -328,6 +334,39 @@ def test_too_little_to_train_on_is_said(base: Path, quick: LoraSettings, tmp_pat
         finetune(dataclasses.replace(quick, warmup_steps=150), base, RUNS, tmp_path / "b")
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("other", [{"schedule": "nope"}, {"schedule": "reduce_lr_on_plateau"}, {"optimiser": "nope"}])
+def test_a_recipe_that_cannot_be_claims_no_folder(base: Path, quick: LoraSettings, tmp_path: Path, other: Any) -> None:
+    with pytest.raises(FinetuneError, match=r"^schedule '\w+', optimiser '\w+': "):
+        finetune(dataclasses.replace(quick, **other), base, RUNS, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_for_evaluation_only_is_not_trained_on(base: Path, quick: LoraSettings, tmp_path: Path) -> None:
+    kept = make_trajectory("kept", 3, evaluation_only=True)
+    with pytest.raises(EvaluationOnly, match=r"1 trajectories are for evaluation only \(e.g. 'kept'\)"):
+        finetune(quick, base, [*RUNS, kept], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_damage_in_a_folder_is_named(base: Path, quick: LoraSettings, tmp_path: Path) -> None:
+    settings, out = dataclasses.replace(quick, max_steps=2), tmp_path / "out"
+    finetune(settings, base, RUNS, out)
+    (out / "router.json").write_text("{}")
+    with pytest.raises(FinetuneError, match=rf"{out / 'router.json'} cannot be used"):
+        finetune(settings, base, RUNS, out)
+    (out / "router.json").unlink()
+    (out / "checkpoints" / "checkpoint-2" / "optimizer.pt").write_bytes(b"cut")
+    with pytest.raises(FinetuneError, match=r"stopped \(.*it began from .*checkpoint-2: where that is damaged"):
+        finetune(settings, base, RUNS, out)
+
+
+def test_a_record_that_json_cannot_hold_is_left_out_by_name(base: Path) -> None:
+    bad = make_trajectory("bad", 1)
+    bad = dataclasses.replace(bad, steps=(dataclasses.replace(bad.steps[0], arguments={"x": float("nan")}),))
+    records, left_out = completion_records([bad, RUNS[0]], encoder(base), 0, 10_000)
+    assert (len(records), [name for name, _ in left_out]) == (3, ["bad:0"])
 
 
 def test_weights_that_are_not_finite_are_not_saved(base: Path, quick: LoraSettings, tmp_path: Path) -> None:
@@ -349,6 +388,7 @@ def test_settings_are_the_papers_and_say_what_is_wrong(tmp_path: Path) -> None:
         ("rank=0", "rank: got 0, expected 1 or more"),
         ("rank=x", "rank: got 'x'"),
         ("dropout=1.0", "dropout: got 1.0"),
+        (f"seed={2**32}", "seed: got 4294967296, expected less than 4294967296"),
         ("style=last", "style: got 'last', expected one of first, think"),
         ("learning_rate=0.0", "learning_rate: got 0.0"),
     ):

@@ -18,7 +18,7 @@ from route_samples import TRAJECTORIES, make_params, trajectory
 from jaxguard.config import TrainConfig
 from jaxguard.features.embed import embed
 from jaxguard.features.grounding import route_texts
-from jaxguard.features.store import FeatureStore, MissingTexts
+from jaxguard.features.store import FeatureStore
 from jaxguard.route_config import RouteConfig, RouteStageConfig
 from jaxguard.training.episodes import TrainingError
 from jaxguard.training.loop import StageResult, run_stage
@@ -128,7 +128,7 @@ def test_what_cannot_be_trained_on_is_named(store: FeatureStore) -> None:
     silent = dataclasses.replace(SHORT[0], metadata={})
     with pytest.raises(TrainingError, match="train part: got 1 trajectories, none with a reviewed step among its "):
         episodes(store, [silent])
-    with pytest.raises(MissingTexts, match="have no vector"):
+    with pytest.raises(TrainingError, match=r"of the train part have no vector.*`jaxguard embed --router"):
         episodes(store, [trajectory(77, 3)])
 
 
