@@ -17,6 +17,7 @@ from jaxguard.world_model.routing import (
     RouteHead,
     RouteInputs,
     RouteScorer,
+    StepTexts,
     read_route,
     route_given,
     route_logits,
@@ -76,14 +77,13 @@ def test_logits_are_those_of_the_module(tiny: ModelConfig, own: Params) -> None:
     """Oracle: the head's own layers on the concatenated input, as the docstring writes it."""
     rng = np.random.default_rng(1)
     h = rng.normal(size=(4, tiny.deter)).astype(np.float32)
-    indices = rng.integers(0, tiny.classes, size=(4, tiny.stoch))
-    z = np.eye(tiny.classes, dtype=np.float32)[indices]
     texts = rng.normal(size=(6, 4, 6)).astype(np.float32)
 
     @jax.jit
     def module(params: Params, texts: jax.Array) -> jax.Array:
         world, head = build(tiny, params["world"]), build_as(RouteHead, tiny, params["head"])
         obs, act, evidence, note, ins, memory = texts
+        z = jax.nn.one_hot(world.prior(h).reshape(4, tiny.stoch, tiny.classes).argmax(axis=-1), tiny.classes)
         return head.mlp(
             jnp.concatenate(
                 [h, z.reshape(4, -1), world.obs_encoder(obs), world.act_encoder(act), head.evidence_encoder(evidence),
@@ -92,17 +92,15 @@ def test_logits_are_those_of_the_module(tiny: ModelConfig, own: Params) -> None:
         )  # fmt: skip
 
     @jax.jit
-    def ours(params: Params, texts: jax.Array) -> list[jax.Array]:
+    def ours(params: Params, texts: jax.Array) -> jax.Array:
         w = step_weights(build(tiny, params["world"]), tiny)
-        r = route_weights(build_as(RouteHead, tiny, params["head"]), tiny)
+        r = route_weights(build_as(RouteHead, tiny, params["head"]), w, tiny)
         obs, act, evidence, note, ins, memory = texts
-        given = route_given(r, w, ins, memory)
-        return [read_route(r, w, h, latent, given, obs, act, evidence, note) for latent in (z, indices)]
+        return read_route(r, w, tiny, h, route_given(r, w, ins, memory), StepTexts(obs, act, evidence, note))
 
-    expected = module(own, texts)
-    for found in ours(own, texts):
-        assert found.shape == (4, OUTPUTS)
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    found = ours(own, texts)
+    assert found.shape == (4, OUTPUTS)
+    np.testing.assert_allclose(found, module(own, texts), atol=1e-5)
 
 
 def test_live_equals_batch_at_any_padding(scorer: RouteScorer) -> None:
