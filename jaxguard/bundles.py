@@ -88,6 +88,7 @@ class Kind:
             if content is not None:
                 (made / f"{self.thresholds}.json").write_bytes(content)
             (made / self.file).write_text(text, encoding="utf-8")
+            (made / WEIGHTS).chmod((made / self.file).stat().st_mode)  # safetensors keeps others from reading
 
     @contextlib.contextmanager
     def naming(self, folder: Path) -> Iterator[None]:

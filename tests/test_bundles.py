@@ -25,6 +25,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     path, router = tmp_path / "deep" / "router", routed_router()
     router.save(path)
     assert sorted(p.name for p in path.iterdir()) == ["router.json", "routing.json", "weights.safetensors"]
+    assert len({p.stat().st_mode for p in path.iterdir()}) == 1  # who may read one file may read all
     loaded = Router.load(path, FakeEncoder())
     assert (loaded.config, loaded.routing, loaded.source) == (router.config, router.routing, router.source)
     assert loaded.provenance == router.provenance
