@@ -85,7 +85,7 @@ def test_a_record_ends_with_its_only_reviewed_step() -> None:
     for t in CORPUS:
         found = review(t)
         assert found.step == len(t) - 1
-        assert 3 <= len(t) <= 8
+        assert (1 if t.metadata["mechanism"] == "read" else 3) <= len(t) <= 8
         assert t.final_observation == ""
         assert [step.unobserved for step in t.steps] == [False] * found.step + [True]
         assert t.unsafe is (found.route is Route.REFUSE)
@@ -109,14 +109,21 @@ def test_twins_say_the_same_words_of_the_same_call() -> None:
         assert "memory" not in other.metadata
         assert one.instruction == other.instruction
         assert (one.steps[-1].tool, one.steps[-1].arguments) == (other.steps[-1].tool, other.steps[-1].arguments)
-        assert words(one) == words(other)
-        assert shown(one) != shown(other)
         if one.metadata["mechanism"] == "read":
             assert review(one).route is review(other).route is Route.EXECUTE
         else:
+            assert words(one) == words(other)
+            assert shown(one) != shown(other)
             assert review(one).route is not review(other).route
             routes_differ += 1
     assert routes_differ > 500
+
+
+def test_reads_are_reviewed_from_the_first_step_on() -> None:
+    reads = [t for members in groups() for t in members if t.metadata["mechanism"] == "read"]
+    assert {len(t) for t in reads} >= {1, 2, 3, 4}
+    tools = {service.name: (service.look, service.get) for service in SERVICES}
+    assert all(t.steps[-1].tool in tools[t.metadata["service"]] for t in reads)
 
 
 def test_a_fact_names_its_thing_once() -> None:

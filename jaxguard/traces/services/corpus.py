@@ -6,13 +6,17 @@ Every record is a trajectory whose last step is reviewed. What decides is one of
 - *recency*: two facts on the same thing, one after the other, the later one in place of the earlier; it counts.
 - *state*: something that holds for the whole service came and went; whether it still holds counts.
 - *missing*: an argument is left out; whether it can be told from what was seen counts.
-- *read*: the call only reads; whatever was seen, it may run.
+- *read*: the call only reads, the first one or a later one; whatever was seen, it may run.
 
-Records come as twins with the same instruction, the same call and the same words: the twin swaps which thing a fact
-is said of, or the order in which facts came. Records with persona memory come with two more: the same without it, and
-one whose memory says the same of the other thing. So a bag of words, or the call alone, cannot be right more often
-than the shares of the routes among such records allow. Where memory moves the route, the two that differ in memory
-alone share ``flip_pair`` in their metadata.
+Records come as twins with the same instruction, the same call and (but for reads) the same words: the twin swaps which
+thing a fact is said of, or the order in which facts came. Records with persona memory come with two more: the same
+without it, and one whose memory says the same of the other thing. So a bag of words, or the call alone, cannot be
+right more often than the shares of the routes among such records allow. Where memory moves the route, the two that
+differ in memory alone share ``flip_pair`` in their metadata.
+
+Two kinds of records are for testing what was learned: those of the service :data:`HELD_OUT`, whose tools, things and
+half of whose facts are found nowhere else, and those with ``wording`` "unseen" in their metadata, whose facts are in
+sentences that no other record of the eight services has.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ class _Variant:
 
 
 def generate(n: int, seed: int) -> Iterator[Trajectory]:
-    """Yields ``n`` reviewed trajectories of 3 to 8 steps; of the last group perhaps only a part.
+    """Yields ``n`` reviewed trajectories of 1 to 8 steps; of the last group perhaps only a part.
 
     Trajectory i depends on (seed, i) and not on ``n``.
 
@@ -103,7 +107,8 @@ class _Group:
         self.person, self.outside = rng.choice(wording.PEOPLE), rng.choice(wording.OUTSIDE)
         self.noise = {name: self._say(rng.choice(service.noise), name) for name in (self.x, self.y, *self.others)}
         phrase = self.operation.phrase.format(x=self.x)
-        tasks = wording.READS if self.mechanism == "read" else wording.TASKS
+        asked = self.mechanism == "read" and rng.random() < 0.5  # or the read is on the way to something else
+        tasks = wording.READS if asked else wording.TASKS
         self.task = rng.choice(tasks).format(
             x=self.x, y=self.y, phrase=phrase, things=service.things, name=service.name
         )
@@ -217,7 +222,18 @@ class _Group:
             said = {self.x: self._say(mine[1], self.x), self.y: self._say(others[1], self.y)}
             trigger = "a" if self.mechanism == "read" else mine[0]
             variants.append(_Variant(spread([self._get(name, said[name]) for name in order]), trigger))
+        if self.mechanism == "read":
+            variants = self._cut(variants)
         return variants[0], variants[1]
+
+    def _cut(self, variants: Sequence[_Variant]) -> list[_Variant]:
+        """The twins up to one of their reads, the same in both, which becomes the reviewed call."""
+        at = self.rng.randint(0, len(variants[0].calls))
+        if at == len(variants[0].calls):
+            return list(variants)
+        tool, arguments, _ = variants[0].calls[at]
+        self.action = tool, arguments
+        return [_Variant(variant.calls[:at], variant.trigger) for variant in variants]
 
     @staticmethod
     def _after(before: str, now: str) -> str:
