@@ -42,6 +42,8 @@ def read_outcome(run: Path) -> Outcome:
         CompareError: ``run`` was not evaluated, or its evaluation cannot be read.
     """
     path, again = run / "report" / "evaluation.json", f"run `jaxguard evaluate {run}`"
+    if (run / "router").exists():
+        raise CompareError(f"run folder {run}: is a router's, expected guards' runs; its report has its own figures")
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["sections"][0]["rows"]
         metrics = {name: _number(rows[GUARD][name]["value"]) for name in METRICS}

@@ -57,3 +57,10 @@ def test_folders_without_a_readable_evaluation(tmp_path: Path) -> None:
     for number, value in enumerate(("much", [], {}, 10**400)):
         with pytest.raises(CompareError, match="expected what `jaxguard evaluate` wrote"):
             read_outcome(run(tmp_path / str(number), f1=value))  # type: ignore[arg-type]
+
+
+def test_a_routers_run_is_refused_as_such(tmp_path: Path) -> None:
+    folder = run(tmp_path / "routed")
+    (folder / "router").mkdir()
+    with pytest.raises(CompareError, match=r"routed: is a router's, expected guards' runs"):
+        read_outcome(folder)
