@@ -50,7 +50,9 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     trajectories(sub, required=False)
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store with the texts of --trajectories")
     sub.add_argument("--out", type=Path, metavar="DIR", help="folder for the report (with --trajectories)")
-    sub.add_argument("--grid", action="store_true", help="also in the style of four upstream configurations")
+    sub.add_argument(
+        "--grid", action="store_true", help="also generated steps as four kinds of agents would have left them"
+    )
 
     sub = add("logits", _logits, "ask a language model for its decisions on reviewed steps and cache the logits")
     trajectories(sub)

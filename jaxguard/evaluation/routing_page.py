@@ -85,7 +85,7 @@ def render(evaluation: RoutingEvaluation, about: str = "") -> str:
         for section in of:
             ours = [_number(section.models[ROUTER][key]) for key in METRICS]
             cells = _heads([*ours, _number(section.models[rival]["acc"])], 8)
-            lines.append(f"{visible(section.name)[:17]:18}{section.counts.rows:>7,}" + cells)
+            lines.append(f"{visible(_named(section))[:17]:18}{section.counts.rows:>7,}" + cells)
     lines += ["", f"Operating points ({e.active} in use)", f"{'':18}" + _heads(_POINT.values(), 11)]
     lines += [f"{visible(name)[:17]:18}" + _heads(found, 11) for name, found in _point_rows(e)]
     lines += [line for name, why in e.impossible.items() for line in _wrap(f"{name}: impossible, {visible(why)}", "  ")]
@@ -178,6 +178,7 @@ def _order(e: RoutingEvaluation) -> str:
 def _notes(e: RoutingEvaluation) -> list[str]:
     notes = [
         *filter(None, [_order(e)]),
+        "RR: refuse-recall. OAR: over-ask rate, EXECUTE asked about. UAR: under-ask rate, ASK executed.",
         f"Under {ROUTER}: {e.level:.0%} cluster-bootstrap intervals, {e.resamples:,} resamples, seed {e.seed}.",
         f"RR above and UAR below are exact one-sided bounds with confidence {1 - e.delta:g} that take rows as "
         "independent; rows of one trajectory are not.",
