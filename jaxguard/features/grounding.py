@@ -72,6 +72,7 @@ class Grounding:
     def __init__(self, memory: str) -> None:
         self._memory = _Sentences(well_formed(memory))
         self._seen: list[_Sentences] = []
+        self._latest = self._memory  # what was taken apart last: a step that runs was read before
         self._places: dict[str, list[int]] = {}  # observations by word, in order
 
     @property
@@ -82,7 +83,7 @@ class Grounding:
     def read(self, step: Step) -> tuple[str, str]:
         """Evidence and note of a proposed step, whose observation is the latest; changes nothing."""
         values = named(step)
-        now = _Sentences(well_formed(step.observation))
+        now = self._apart(step.observation)
         found: dict[int, set[int]] = {}
         for value in values:
             if lines := now.mentioning(value):
@@ -99,9 +100,15 @@ class Grounding:
 
     def add(self, observation: str) -> None:
         """Takes up what a step that ran had before it."""
-        self._seen.append(_Sentences(well_formed(observation)))
+        self._seen.append(self._apart(observation))
         for word in self._seen[-1].words:
             self._places.setdefault(word, []).append(len(self._seen) - 1)
+
+    def _apart(self, observation: str) -> _Sentences:
+        text = well_formed(observation)
+        if text != self._latest.text:
+            self._latest = _Sentences(text)
+        return self._latest
 
 
 def named(step: Step) -> tuple[str, ...]:

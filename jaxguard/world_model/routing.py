@@ -168,9 +168,14 @@ def route_logits(
         key: Samples the latents; ``None`` takes their mode (scoring is deterministic).
         recurrence: Whether the head sees the recurrent state (static).
     """
-    scan_key, prior_key = (None, None) if key is None else jax.random.split(key)
     w = step_weights(build(config, params["world"]), config)
     r = route_weights(build_as(RouteHead, config, params["head"]), w, config, recurrence)
+    return roll_out(r, w, config, x, key)
+
+
+def roll_out(r: RouteWeights, w: StepWeights, config: ModelConfig, x: RouteInputs, key: jax.Array | None) -> jax.Array:
+    """:func:`route_logits` from prepared weights."""
+    scan_key, prior_key = (None, None) if key is None else jax.random.split(key)
     h = observe(w, config, encode_instruction(w, x.ins).h0, encode_steps(w, config, x.obs, x.act), scan_key).h[:, 1:]
     gumbel = None if prior_key is None else latents.noise(prior_key, (*h.shape[:2], config.stoch, config.classes))
     texts = StepTexts(x.obs, x.act, x.evidence, x.note)
@@ -217,8 +222,12 @@ class RouteScorer:
             h, _ = observe_step(w, config, state.h, encode_steps(w, config, texts.obs, texts.act))
             return state._replace(h=h), read_route(r, w, config, h, state.given, texts)
 
-        self._start, self._live = start, live
-        self._batch = jax.jit(lambda x: route_logits(params, config, x, None, recurrence))
+        @jax.jit
+        def batch(x: RouteInputs) -> jax.Array:
+            w, r = jax.tree.map(jnp.asarray, weights)
+            return roll_out(r, w, config, x, None)
+
+        self._start, self._live, self._batch = start, live, batch
 
     def start(self, instruction: np.ndarray, memory: np.ndarray) -> RouteState:
         """State before the first step, from vectors ``[E]``."""
