@@ -23,7 +23,7 @@ from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import trajectory_texts, well_formed
-from jaxguard.sessions import LiveSession, Proposal
+from jaxguard.sessions import Proposal, ScoringSession
 from jaxguard.settings import from_dict, to_dict
 from jaxguard.types import Decision, JaxguardError, Trajectory, Verdict
 from jaxguard.world_model import packing
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 LARGEST_VALUE = 1e9
 """In a vector. The squares of larger ones overflow, and a norm that divides by infinity makes all texts alike."""
+HELD_TEXTS = 8
+"""Texts whose vectors a live session keeps, about two calls' worth."""
 
 
 class GuardError(JaxguardError):
@@ -50,23 +52,44 @@ BUNDLE = Kind(
 )
 
 
-def live_vectors(encoder: Encoder, texts: Sequence[str], *, live: bool = True) -> np.ndarray:
-    """Vectors ``[N, E]`` of the texts of one call, or (not ``live``) of what is encoded once in a session.
+class LiveVectors:
+    """Vectors of the texts of one call after the other.
 
-    Raises:
-        GuardError: the encoder returned others than N of its size, or one that is not finite, or beyond all measure.
+    Encoding is nearly all that a live call costs: texts that are asked for again, by the other half of a joint session
+    or by another check of the same call, are not encoded again.
     """
-    with np.errstate(over="ignore"):
-        vectors = np.asarray(encoder.encode(texts, live=live)).astype(np.float32, copy=False)
-    if vectors.shape != (expected := (len(texts), encoder.dim)):
-        raise GuardError(f"encoder {encoder.fingerprint}: returned shape {vectors.shape}, expected {expected}")
-    if not np.isfinite(vectors).all():
-        raise GuardError(f"encoder {encoder.fingerprint}: returned a vector that is not finite")
-    if (largest := float(np.abs(vectors).max(initial=0.0))) > LARGEST_VALUE:
-        raise GuardError(
-            f"encoder {encoder.fingerprint}: returned the value {largest:.3g}, expected {LARGEST_VALUE:g} at most"
-        )
-    return vectors
+
+    def __init__(self, encoder: Encoder):
+        self._encoder = encoder
+        self._held: dict[tuple[str, bool], np.ndarray] = {}
+
+    def __call__(self, texts: Sequence[str], *, live: bool = True) -> np.ndarray:
+        """``[N, E]`` of texts of a call, or (not ``live``) of what is encoded once in a session.
+
+        Raises:
+            GuardError: the encoder returned others than N of its size, or one that is not finite, or beyond measure.
+        """
+        new = [text for text in dict.fromkeys(texts) if (text, live) not in self._held]
+        if new:
+            self._held.update(zip([(text, live) for text in new], self._encoded(new, live), strict=True))
+        for text in texts:
+            self._held[text, live] = self._held.pop((text, live))  # the latest come last
+        vectors = np.stack([self._held[text, live] for text in texts])
+        for key in list(self._held)[:-HELD_TEXTS]:
+            del self._held[key]
+        return vectors
+
+    def _encoded(self, texts: Sequence[str], live: bool) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            vectors = np.asarray(self._encoder.encode(texts, live=live)).astype(np.float32, copy=False)
+        where = f"encoder {self._encoder.fingerprint}"
+        if vectors.shape != (expected := (len(texts), self._encoder.dim)):
+            raise GuardError(f"{where}: returned shape {vectors.shape}, expected {expected}")
+        if not np.isfinite(vectors).all():
+            raise GuardError(f"{where}: returned a vector that is not finite")
+        if (largest := float(np.abs(vectors).max(initial=0.0))) > LARGEST_VALUE:
+            raise GuardError(f"{where}: returned the value {largest:.3g}, expected {LARGEST_VALUE:g} at most")
+        return vectors
 
 
 class TextVectors:
@@ -243,7 +266,7 @@ class Guard:
             return guard if calibration is None else guard.calibrated(calibration)
 
 
-class Session(LiveSession[Verdict, tuple[LiveState, EvidenceState]]):
+class Session(ScoringSession[Verdict, tuple[LiveState, EvidenceState]]):
     """Live verdicts of a guard; see :class:`~jaxguard.sessions.LiveSession`. A call that cannot be scored is HOLD."""
 
     misuse = GuardError
@@ -257,6 +280,7 @@ class Session(LiveSession[Verdict, tuple[LiveState, EvidenceState]]):
         super().__init__(mode, thought=guard.config.data.thought)
         self._require_text("instruction", instruction)
         self._instruction = well_formed(instruction)
+        self._vectors = LiveVectors(guard.encoder)
         self._state: LiveState | None = None  # made by the first check, so that its failure is held too
         self._evidence = EvidenceState()
 
@@ -264,8 +288,8 @@ class Session(LiveSession[Verdict, tuple[LiveState, EvidenceState]]):
         model = self._guard.scorer
         start = self._state
         if start is None:
-            start = model.start(live_vectors(self._guard.encoder, [self._instruction], live=False)[0])
-        observation, action = live_vectors(self._guard.encoder, [proposal.observation, proposal.action])
+            start = model.start(self._vectors([self._instruction], live=False)[0])
+        observation, action = self._vectors([proposal.observation, proposal.action])
         state, hazard, prefix = model.step(start, observation, action)
         if not (math.isfinite(hazard) and math.isfinite(prefix)):
             raise GuardError(f"world model: hazard {hazard} and prefix risk {prefix}, expected finite ones")

@@ -21,9 +21,9 @@ from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.grounding import GROUNDING_VERSION, Grounding
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import well_formed
-from jaxguard.guard import Guard, GuardError, TextVectors, live_vectors
+from jaxguard.guard import Guard, GuardError, LiveVectors, TextVectors
 from jaxguard.route_config import RouteConfig
-from jaxguard.sessions import Checked, LiveSession, Proposal
+from jaxguard.sessions import Checked, LiveSession, Proposal, ScoringSession
 from jaxguard.settings import from_dict, to_dict
 from jaxguard.traces.snapshots import TRIGGERS
 from jaxguard.training.episodes import bucket
@@ -238,7 +238,7 @@ def _parts(arrays: Mapping[str, np.ndarray], config: RouteConfig) -> Params:
     return {name: unflatten(found[name], config.model, **options) for name, options in kinds.items()}
 
 
-class RouteSession(LiveSession[RouteVerdict, tuple[RouteState, Step]]):
+class RouteSession(ScoringSession[RouteVerdict, tuple[RouteState, Step]]):
     """Live routes; see :class:`~jaxguard.sessions.LiveSession`. A call that cannot be scored is ASK."""
 
     misuse = RouterError
@@ -254,6 +254,7 @@ class RouteSession(LiveSession[RouteVerdict, tuple[RouteState, Step]]):
         self._tau = router.routing.tau_for(service_of(metadata))
         self._instruction = well_formed(instruction)
         self._seen = Grounding(_text(metadata, "memory"))
+        self._vectors = LiveVectors(router.encoder)
         self._earlier: list[Step] = []
         self._state: RouteState | None = None
 
@@ -269,8 +270,8 @@ class RouteSession(LiveSession[RouteVerdict, tuple[RouteState, Step]]):
         start = self._state
         if start is None:
             memory = self._seen.memory if seen.memory else ""
-            start = scorer.start(*live_vectors(self._router.encoder, [self._instruction, memory], live=False))
-        state, logits = scorer.step(start, *live_vectors(self._router.encoder, texts))
+            start = scorer.start(*self._vectors([self._instruction, memory], live=False))
+        state, logits = scorer.step(start, *self._vectors(texts))
         if not np.isfinite(logits).all():
             raise RouterError(f"route head: logits {logits[:ROUTES].tolist()}, expected finite ones")
         self._state = start  # not before its step was scored: what failed must not stay
@@ -348,6 +349,8 @@ class JointSession(LiveSession[JointVerdict, tuple[Any, Any]]):
         super().__init__(mode, thought=guard.config.data.thought)
         self._of_guard = guard.session(instruction, metadata, mode)
         self._of_router = router.session(instruction, metadata, mode)
+        if guard.encoder.fingerprint == router.encoder.fingerprint:
+            self._of_router._vectors = self._of_guard._vectors
 
     def _checked(
         self, digest: str, step: Step, observation: str, action: str

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -47,7 +48,7 @@ class Checked(Generic[V, S]):
     state: S | None
 
 
-class LiveSession(Generic[V, S]):
+class LiveSession(ABC, Generic[V, S]):
     """Verdicts for one running agent: ``check`` before a call, ``commit`` when it goes ahead.
 
     Checking changes nothing, however often it is done; only a commit moves the state. Both are idempotent
@@ -71,17 +72,17 @@ class LiveSession(Generic[V, S]):
         self._committed: dict[str | int, Checked[V, S]] = {}
         self._lock = threading.Lock()
 
-    def _score(self, proposal: Proposal) -> tuple[V, S]:
-        """The verdict on a call that could be read, and the state if it runs; whatever it raises holds the call."""
-        raise NotImplementedError
+    @abstractmethod
+    def _checked(self, digest: str, step: Step, observation: str, action: str) -> Checked[V, S]:
+        """What is said of a call that could be read; raises nothing."""
 
+    @abstractmethod
     def _hold(self, error: str) -> V:
         """The verdict on a call that could not be scored."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _adopt(self, state: S) -> None:
         """Moves on to the state of a call that runs."""
-        raise NotImplementedError
 
     @property
     def steps(self) -> int:
@@ -174,14 +175,6 @@ class LiveSession(Generic[V, S]):
             self._committed[key] = dataclasses.replace(checked, state=None)
             self._pending.clear()
 
-    def _checked(self, digest: str, step: Step, observation: str, action: str) -> Checked[V, S]:
-        try:
-            verdict, state = self._score(Proposal(step, observation, action))
-        except Exception as error:  # fail closed: whatever went wrong, the call must not run unseen
-            logger.exception("scoring a proposed call to %r failed", step.tool)
-            return Checked(digest, self._hold(f"{type(error).__name__}: {error}"), None)
-        return Checked(digest, verdict, state)
-
     def _require_text(self, name: str, value: object) -> None:
         if not isinstance(value, str):
             raise self.misuse(f"{name}: got {type(value).__name__}, expected text")
@@ -190,3 +183,19 @@ class LiveSession(Generic[V, S]):
         """Other kinds could equal the number of a step, which stands for a missing id."""
         if not (value is None or isinstance(value, str)):
             raise self.misuse(f"call_id: got {type(value).__name__}, expected text or None")
+
+
+class ScoringSession(LiveSession[V, S]):
+    """A session that scores calls itself."""
+
+    @abstractmethod
+    def _score(self, proposal: Proposal) -> tuple[V, S]:
+        """The verdict on a call that could be read, and the state if it runs; whatever it raises holds the call."""
+
+    def _checked(self, digest: str, step: Step, observation: str, action: str) -> Checked[V, S]:
+        try:
+            verdict, state = self._score(Proposal(step, observation, action))
+        except Exception as error:  # fail closed: whatever went wrong, the call must not run unseen
+            logger.exception("scoring a proposed call to %r failed", step.tool)
+            return Checked(digest, self._hold(f"{type(error).__name__}: {error}"), None)
+        return Checked(digest, verdict, state)

@@ -163,6 +163,16 @@ def test_a_failing_half_holds_and_the_other_still_counts(lost: str) -> None:
     assert 0 in found  # a call that the other half alone would have let run
 
 
+def test_both_halves_share_what_is_encoded(pair: Both) -> None:
+    session = pair.session(LONG.instruction, LONG.metadata)
+    for step in LONG.steps[:4]:
+        pair.encoder.seen.clear()
+        session.check(step.observation, step.tool, step.arguments, call_id=step.call_id)
+        session.commit(step.call_id)
+        assert pair.encoder.seen
+        assert len(set(pair.encoder.seen)) == len(pair.encoder.seen)
+
+
 def test_an_encoder_that_fails_holds_both(pair: Both) -> None:
     session = pair.session("task")
     pair.encoder.fault = fail
