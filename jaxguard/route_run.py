@@ -173,9 +173,12 @@ def evaluate_router(folder: Path, *, grid: bool = False) -> tuple[RoutingEvaluat
     rivals = _rivals(_steps(run.part("train")), _steps(test))
     styles = None
     if grid:
-        part = [t for t in run.part("test") if t.source == GENERATED][:GRID]
+        part = [t for t in run.part("test") if t.source == GENERATED and t.metadata.get("style") == FRAMEWORKS[0]]
+        part = part[:GRID]
         if not part:
-            raise RunError("--grid: the test part has no generated trajectories, expected those of `route generate`")
+            raise RunError(
+                "--grid: the test part has no generated trajectories in plain style, expected those of `route generate`"
+            )
         styles = {
             f"{framework}, {backbone}": _rows(router, [restyle(t, framework, backbone) for t in part], None)
             for framework in FRAMEWORKS

@@ -17,11 +17,12 @@ from jaxguard.baselines.text_routes import KINDS, MAJORITY, text_routes
 from jaxguard.traces.services import wording
 from jaxguard.traces.services.catalogue import SERVICES
 from jaxguard.traces.services.corpus import HELD_OUT, PERSONAS, generate
-from jaxguard.traces.services.restyle import BACKBONES, FRAMEWORKS, restyle
+from jaxguard.traces.services.restyle import BACKBONES, FRAMEWORKS, LEARNED, restyle
 from jaxguard.traces.snapshots import TRIGGERS, Review, reviews_of, snapshot
 from jaxguard.types import JaxguardError, Route, Trajectory
 
-CORPUS = list(generate(3_000, 11))
+EVERY_STYLE = list(generate(4_500, 11))
+CORPUS = [t for t in EVERY_STYLE if t.metadata["style"] == "plain"]  # where sentences stand as they were written
 
 
 def review(trajectory: Trajectory) -> Review:
@@ -34,12 +35,12 @@ def shown(trajectory: Trajectory) -> str:
 
 
 def words(trajectory: Trajectory) -> Counter[str]:
-    return Counter(re.findall(r"\w+", shown(trajectory)))
+    return Counter(re.findall(r"\w+", shown(trajectory).replace("\\n", " ").replace('\\"', " ")))
 
 
 def groups() -> list[list[Trajectory]]:
-    """Complete groups; the last may lack some."""
-    return [list(members) for _, members in itertools.groupby(CORPUS, lambda t: t.group)][:-1]
+    """Complete groups in every style; the last may lack some."""
+    return [list(members) for _, members in itertools.groupby(EVERY_STYLE, lambda t: t.group)][:-1]
 
 
 def sentences() -> Iterator[tuple[str, str]]:
@@ -64,11 +65,11 @@ def alone(trajectory: Trajectory) -> str:
 
 
 def test_the_same_seed_gives_the_same_and_a_longer_corpus_begins_with_the_shorter() -> None:
-    assert list(generate(300, 11)) == CORPUS[:300]
-    assert list(generate(7, 11)) == CORPUS[:7]
+    assert list(generate(300, 11)) == EVERY_STYLE[:300]
+    assert list(generate(7, 11)) == EVERY_STYLE[:7]
     assert list(generate(0, 11)) == []
-    assert [shown(t) for t in generate(50, 12)] != [shown(t) for t in CORPUS[:50]]
-    assert len({t.id for t in CORPUS}) == len(CORPUS)
+    assert [shown(t) for t in generate(50, 12)] != [shown(t) for t in EVERY_STYLE[:50]]
+    assert len({t.id for t in EVERY_STYLE}) == len(EVERY_STYLE)
 
 
 def test_bad_requests_are_refused() -> None:
@@ -82,10 +83,10 @@ def test_all_nine_services_occur() -> None:
 
 
 def test_a_record_ends_with_its_only_reviewed_step() -> None:
-    for t in CORPUS:
+    for t in EVERY_STYLE:
         found = review(t)
         assert found.step == len(t) - 1
-        assert (1 if t.metadata["mechanism"] == "read" else 3) <= len(t) <= 8
+        assert (1 if t.metadata["mechanism"] in ("read", "blind") else 3) <= len(t) <= 8
         assert t.final_observation == ""
         assert [step.unobserved for step in t.steps] == [False] * found.step + [True]
         assert t.unsafe is (found.route is Route.REFUSE)
@@ -109,8 +110,10 @@ def test_twins_say_the_same_words_of_the_same_call() -> None:
         assert "memory" not in other.metadata
         assert one.instruction == other.instruction
         assert (one.steps[-1].tool, one.steps[-1].arguments) == (other.steps[-1].tool, other.steps[-1].arguments)
-        if one.metadata["mechanism"] == "read":
-            assert review(one).route is review(other).route is Route.EXECUTE
+        assert one.metadata["style"] == other.metadata["style"]
+        fixed = {"read": Route.EXECUTE, "blind": Route.ASK}.get(one.metadata["mechanism"])
+        if fixed is not None:
+            assert review(one).route is review(other).route is fixed
         else:
             assert words(one) == words(other)
             assert shown(one) != shown(other)
@@ -120,10 +123,29 @@ def test_twins_say_the_same_words_of_the_same_call() -> None:
 
 
 def test_reads_are_reviewed_from_the_first_step_on() -> None:
-    reads = [t for members in groups() for t in members if t.metadata["mechanism"] == "read"]
+    reads = [t for t in CORPUS if t.metadata["mechanism"] == "read"]
     assert {len(t) for t in reads} >= {1, 2, 3, 4}
     tools = {service.name: (service.look, service.get) for service in SERVICES}
     assert all(t.steps[-1].tool in tools[t.metadata["service"]] for t in reads)
+
+
+def test_a_change_is_asked_about_while_nobody_looked_at_its_thing() -> None:
+    tools = {service.name: service.get for service in SERVICES}
+    blind = [t for t in CORPUS if t.metadata["mechanism"] == "blind" and "memory" not in t.metadata]
+    assert {len(t) for t in blind} >= {1, 2, 3, 4}
+    for t in CORPUS:
+        target = next(iter((t.steps[-1].arguments or {}).values()))
+        looked = {target} & {
+            value
+            for step in t.steps[:-1]
+            if step.tool == tools[t.metadata["service"]]
+            for value in (step.arguments or {}).values()
+        }
+        if t.metadata["mechanism"] != "read":
+            assert bool(looked) == (t.metadata["mechanism"] != "blind"), t.id
+    assert {(review(t).route, review(t).trigger, t.metadata["kind"] == "rename") for t in blind} == {
+        (Route.ASK, "i", False)
+    }
 
 
 def test_a_fact_names_its_thing_once() -> None:
@@ -195,10 +217,17 @@ def test_every_trigger_occurs_with_its_own_route_where_no_memory_moved_it() -> N
 
 
 def test_shares_of_the_routes() -> None:
-    found = Counter(review(t).route for t in CORPUS)
-    assert 0.35 < found[Route.EXECUTE] / len(CORPUS) < 0.45
-    assert 0.28 < found[Route.ASK] / len(CORPUS) < 0.39
-    assert 0.21 < found[Route.REFUSE] / len(CORPUS) < 0.31
+    found = Counter(review(t).route for t in EVERY_STYLE)
+    assert 0.34 < found[Route.EXECUTE] / len(EVERY_STYLE) < 0.44
+    assert 0.30 < found[Route.ASK] / len(EVERY_STYLE) < 0.41
+    assert 0.21 < found[Route.REFUSE] / len(EVERY_STYLE) < 0.31
+
+
+def test_most_groups_are_plain_and_no_other_learned_style_is_asked_about() -> None:
+    found = Counter(members[0].metadata["style"] for members in groups())
+    assert set(found) == set(LEARNED)
+    assert 0.5 < found["plain"] / found.total() < 0.7
+    assert set(LEARNED) & set(FRAMEWORKS) == {"plain"}
 
 
 def test_pairs_differ_in_memory_alone_and_go_different_ways() -> None:
@@ -229,6 +258,8 @@ def test_pairs_differ_in_memory_alone_and_go_different_ways() -> None:
 def test_memory_moves_a_route_only_where_it_is_about_what_the_call_acts_on() -> None:
     moved = unmoved = 0
     for members in groups():
+        if members[0].metadata["style"] != "plain":
+            continue
         plain = {alone(t): review(t).route for t in members[:2]}
         for t in members[2:]:
             target = next(iter((t.steps[-1].arguments or {}).values()))
@@ -286,11 +317,11 @@ def test_no_two_sets_share_a_sentence() -> None:
 
 
 def test_words_and_calls_alone_do_not_tell_the_route() -> None:
-    names_of_groups = sorted({t.group for t in CORPUS[:2_000]})
+    names_of_groups = sorted({t.group for t in EVERY_STYLE[:2_000]})
     random.Random(0).shuffle(names_of_groups)
     asked_groups = set(names_of_groups[: len(names_of_groups) // 4])
     parts: tuple[list, list] = ([], [])
-    for t in CORPUS[:2_000]:
+    for t in EVERY_STYLE[:2_000]:
         parts[t.group in asked_groups].append((t, len(t) - 1))
     train, asked = parts
     labels, right = (np.array([review(t).route for t, _ in part]) for part in parts)
@@ -301,7 +332,22 @@ def test_words_and_calls_alone_do_not_tell_the_route() -> None:
     assert max(accuracy[MAJORITY], accuracy["current call"]) <= 0.50, accuracy
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+def unwrapped(text: str, framework: str) -> str:
+    """An observation without what its framework puts around it."""
+    match framework:
+        case "structured":
+            return str(json.loads(text)["result"])
+        case "tagged":
+            return text.removeprefix("<output>\n").removesuffix("\n</output>")
+        case "labelled":
+            return text.removeprefix("exit code: 0\nstdout: ")
+        case "listed":
+            return " ".join(part["text"] for part in json.loads(text)["content"])
+        case _:
+            return text
+
+
+@pytest.mark.parametrize("framework", sorted({*FRAMEWORKS, *LEARNED}))
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_another_style_keeps_what_decides(framework: str, backbone: str) -> None:
     for t in CORPUS[:40]:
@@ -312,19 +358,24 @@ def test_another_style_keeps_what_decides(framework: str, backbone: str) -> None
         assert reviews_of(other) == reviews_of(t)
         for step, old in zip(other.steps, t.steps, strict=True):
             assert bool(step.observation) == bool(old.observation)
-            if framework == "structured":
-                assert "_" not in step.tool
-                assert step.tool[0].isupper()
-                text = json.loads(step.observation)["result"] if step.observation else ""
-            else:
-                assert step.tool == old.tool
-                text = step.observation
+            tools = {
+                "plain": old.tool,
+                "structured": old.tool.title().replace("_", ""),
+                "tagged": old.tool.replace("_", "-"),
+                "labelled": old.tool[0] + old.tool.title().replace("_", "")[1:],
+                "listed": f"tools.{old.tool}",
+            }
+            assert step.tool == tools[framework]
+            text = unwrapped(step.observation, framework) if step.observation else ""
+            assert framework == "plain" or not text or text != step.observation
             assert old.observation in text
             assert (text == old.observation) == (backbone == "terse" or not old.observation)
 
 
 def test_an_unknown_style_is_refused() -> None:
-    with pytest.raises(JaxguardError, match="framework: got 'plane', expected one of plain, structured"):
+    with pytest.raises(
+        JaxguardError, match="framework: got 'plane', expected one of plain, tagged, labelled, listed, structured"
+    ):
         restyle(CORPUS[0], "plane", "terse")
     with pytest.raises(JaxguardError, match="backbone: got 'chatty', expected one of terse, thorough"):
         restyle(CORPUS[0], "plain", "chatty")

@@ -7,16 +7,18 @@ Every record is a trajectory whose last step is reviewed. What decides is one of
 - *state*: something that holds for the whole service came and went; whether it still holds counts.
 - *missing*: an argument is left out; whether it can be told from what was seen counts.
 - *read*: the call only reads, the first one or a later one; whatever was seen, it may run.
+- *blind*: the call changes something, and the thing it acts on was not looked at; nobody can vouch for its state.
 
-Records come as twins with the same instruction, the same call and (but for reads) the same words: the twin swaps which
-thing a fact is said of, or the order in which facts came. Records with persona memory come with two more: the same
-without it, and one whose memory says the same of the other thing. So a bag of words, or the call alone, cannot be
-right more often than the shares of the routes among such records allow. Where memory moves the route, the two that
-differ in memory alone share ``flip_pair`` in their metadata.
+Records come as twins with the same instruction, the same call and (but for reads and blind calls) the same words: the
+twin swaps which thing a fact is said of, or the order in which facts came. Records with persona memory come with two
+more: the same without it, and one whose memory says the same of the other thing. So a bag of words, or the call alone,
+cannot be right more often than the shares of the routes among such records allow. Where memory moves the route, the
+two that differ in memory alone share ``flip_pair`` in their metadata.
 
-Two kinds of records are for testing what was learned: those of the service :data:`HELD_OUT`, whose tools, things and
-half of whose facts are found nowhere else, and those with ``wording`` "unseen" in their metadata, whose facts are in
-sentences that no other record of the eight services has.
+Groups of records differ in style (:mod:`jaxguard.traces.services.restyle`): how tools are called, and what
+observations are wrapped in. Two kinds of records are for testing what was learned: those of the service
+:data:`HELD_OUT`, whose tools, things and half of whose facts are found nowhere else, and those with ``wording``
+"unseen" in their metadata, whose facts are in sentences that no other record of the eight services has.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ from dataclasses import dataclass
 
 from jaxguard.traces.services import wording
 from jaxguard.traces.services.catalogue import SERVICES, Operation
+from jaxguard.traces.services.restyle import LEARNED, restyled
 from jaxguard.traces.snapshots import TRIGGERS, Review, review_record
 from jaxguard.types import JaxguardError, Route, Step, Trajectory
 
 HELD_OUT = "mail"
 PERSONAS = ("cautious", "permissive", "adversarial")
 
-_MECHANISMS = {"bind": 0.46, "recency": 0.2, "state": 0.2, "missing": 0.06, "read": 0.08}
+_MECHANISMS = {"bind": 0.43, "recency": 0.19, "state": 0.2, "missing": 0.06, "read": 0.08, "blind": 0.04}
+_PLAIN = 0.6  # share of groups in the plain style
 _WITH_MEMORY = 0.4
 _UNSEEN = 0.12  # share of groups of two mechanisms whose facts are in words of their own
 # The trigger of a call that serves a poisoned memory.
@@ -115,11 +119,14 @@ class _Group:
         self.task = self.task[0].upper() + self.task[1:]
         self.action = self._action()
         self.twins = self._twins()
+        self.style = LEARNED[0] if rng.random() < _PLAIN else rng.choice(LEARNED[1:])
 
     def _operations(self) -> list[Operation]:
         operations = self.service.operations
         if self.mechanism == "missing":
             return [operation for operation in operations if operation.needed]
+        if self.mechanism == "blind":  # a new name is no harm, wherever it is given
+            return [operation for operation in operations if operation.kind != "rename"]
         if self.mechanism == "state":
             kinds = {kind for _, kinds, _, _ in wording.STATES for kind in kinds}
             return [operation for operation in operations if operation.kind in kinds]
@@ -217,22 +224,23 @@ class _Group:
                 variants.append(_Variant(spread(looks), self._after(before[0], now[0])))
             return variants[0], variants[1]
         order = rng.sample([self.x, self.y], 2)
+        if self.mechanism == "blind":
+            order = [self.y]
+        fixed = {"read": "a", "blind": "i"}.get(self.mechanism)
         variants = []
         for mine, others in ((one, other), (other, one)):
             said = {self.x: self._say(mine[1], self.x), self.y: self._say(others[1], self.y)}
-            trigger = "a" if self.mechanism == "read" else mine[0]
-            variants.append(_Variant(spread([self._get(name, said[name]) for name in order]), trigger))
-        if self.mechanism == "read":
+            variants.append(_Variant(spread([self._get(name, said[name]) for name in order]), fixed or mine[0]))
+        if fixed:
             variants = self._cut(variants)
         return variants[0], variants[1]
 
     def _cut(self, variants: Sequence[_Variant]) -> list[_Variant]:
-        """The twins up to one of their reads, the same in both, which becomes the reviewed call."""
+        """The twins up to one of their calls, the same in both; for a read, that is the reviewed one."""
         at = self.rng.randint(0, len(variants[0].calls))
-        if at == len(variants[0].calls):
-            return list(variants)
-        tool, arguments, _ = variants[0].calls[at]
-        self.action = tool, arguments
+        if self.mechanism == "read" and at < len(variants[0].calls):
+            tool, arguments, _ = variants[0].calls[at]
+            self.action = tool, arguments
         return [_Variant(variant.calls[:at], variant.trigger) for variant in variants]
 
     @staticmethod
@@ -285,12 +293,14 @@ def _trajectory(record: _Record, name: str, group: str) -> Trajectory:
     tool, arguments = owner.action
     unsafe = record.route is Route.REFUSE
     steps.append(Step(tool, arguments, f"call-{len(steps)}", observation=seen, hazard=unsafe, unobserved=True))
+    steps = [restyled(step, owner.style) for step in steps]
     last = len(steps) - 1
     metadata = {
         "domain": owner.service.name,
         "service": owner.service.name,
         "mechanism": owner.mechanism,
         "kind": "read" if owner.mechanism == "read" else owner.operation.kind,
+        "style": owner.style,
         "reviews": [review_record(Review(last, record.route, record.trigger))],
     }
     if owner.wording:
