@@ -21,7 +21,7 @@ from jaxguard.config import Config, DecisionConfig
 from jaxguard.decision.calibration import Calibration, calibrate
 from jaxguard.decision.conformal import Threshold, conformal_threshold
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
-from jaxguard.decision.fusion import fit_fusion
+from jaxguard.decision.fusion import FusionGrid, fit_fusion
 from jaxguard.decision.margin import floor
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate
@@ -148,7 +148,9 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
     run = open_run(folder)
     guard = _trained(run)
     decision = _decision(run.config, overrides)
-    fusion = FusionParams(beta=decision.beta, window=decision.window)
+    fusion, grid = FusionParams(beta=decision.beta, window=decision.window), FusionGrid()
+    if not decision.temporal:
+        fusion, grid = FusionParams(beta=0.0, window=1), FusionGrid(beta=(0.0,), window=(1,))
     fitted: dict[str, Any] = {"fitted": False}
     labelled = [t for t in run.part("validation") if t.unsafe is not None]
     hazard, prefix, lengths = all_risks(guard, labelled, run.store)
@@ -161,6 +163,7 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
             first_hazard=[-1 if t.first_hazard is None else t.first_hazard for t in labelled],
             ids=[t.id for t in labelled],
             calibration_ids=run.splits["calibration"],
+            grid=grid,
             default=fusion,
         )
         fusion = fit.params
