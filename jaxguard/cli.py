@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -280,9 +281,10 @@ def _train(arguments: argparse.Namespace) -> None:
     from jaxguard.run import train
 
     config = load_config(arguments.config, arguments.overrides)
+    started = time.perf_counter()
     guard = train(config, arguments.out, fresh=arguments.fresh, progress=not arguments.quiet)
-    seconds, share = guard.provenance["training_seconds"], guard.provenance["pooled_share"]
-    _say(f"trained {config.name} in {seconds} s, pooled head's share of the hazard logit {share:g}")
+    seconds, share = time.perf_counter() - started, guard.provenance["pooled_share"]
+    _say(f"trained {config.name} in {seconds:.1f} s, pooled head's share of the hazard logit {share:g}")
     _say(
         f"wrote {arguments.out / 'guard'}" + ("" if guard.calibration else "; `jaxguard calibrate` sets its thresholds")
     )

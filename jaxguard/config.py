@@ -263,6 +263,7 @@ class TrainConfig:
     ``max_steps`` is the longest trajectory seen in training (longer ones are cut there; scoring never cuts).
     ``validate_every`` and ``checkpoint_every`` count optimiser steps. ``select`` keeps the parameters of the
     ``"best"`` validation loss or of the ``"last"`` step. ``balance`` draws as many trajectories from every source.
+    ``half`` rounds a guard's weights to half precision when training is done, and its bundle is half as large.
     """
 
     seed: int = SEED
@@ -271,6 +272,7 @@ class TrainConfig:
     checkpoint_every: int = 500
     select: str = "best"
     balance: bool = False
+    half: bool = False
     tensorboard: bool = False
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 import jaxguard
@@ -90,7 +91,6 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
         training.cut,
         config.train.max_steps,
     )
-    started = time.perf_counter()
     for stage, settings in ((1, config.stage1), (2, config.stage2)):
         if settings.steps:
             result = train_stage(
@@ -101,10 +101,11 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
     if config.stage2.steps and config.stage2.pooled:
         fit = fit_pooled(config.model, params, training, validation, config.train.seed)
         params, share = fit.params, fit.share
+    if config.train.half:
+        params = jax.tree.map(lambda x: np.asarray(x).astype(np.float16).astype(np.float32), params)
     provenance = {
         "trajectories": {name: len(run.splits[name]) for name in PARTS},
         "data": list(config.data.trajectories),
-        "training_seconds": round(time.perf_counter() - started, 1),
         "seed": config.train.seed,
         "pooled_share": share,
         "inputs": dict(run.digests),
