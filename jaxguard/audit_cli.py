@@ -30,14 +30,22 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     sub.add_argument("a", type=Path, metavar="A", help=ANNOTATIONS)
     text = "another one; left out, A is compared with the labels of --trajectories"
     sub.add_argument("b", type=Path, nargs="?", metavar="B", help=text)
-    sub.add_argument("--adjudicated", type=Path, metavar="C", help="annotation file with the final labels")
+    sub.add_argument("--adjudicated", type=Path, metavar="C", help="annotation file that settles disagreements")
     text = "what was annotated: gives groups for the intervals, the set's own labels, and texts for the page"
     sub.add_argument("--trajectories", type=Path, metavar="DIR", help=text)
-    sub.add_argument("--out", type=Path, metavar="DIR", help="folder for audit.html, audit.json, disagreements.jsonl")
+    sub.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for page, values, disagreements.jsonl and final.jsonl"
+    )
 
     sub = command("apply", _apply, "write trajectories with adjudicated labels in place of their own", among=audits)
     sub.add_argument("trajectories", type=Path, metavar="TRAJECTORIES", help=SET)
-    sub.add_argument("--annotations", type=Path, required=True, metavar="C", help="annotation file with final labels")
+    sub.add_argument(
+        "--annotations",
+        type=Path,
+        required=True,
+        metavar="C",
+        help="annotation file with final labels, such as final.jsonl of audit compare",
+    )
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the trajectories")
 
 

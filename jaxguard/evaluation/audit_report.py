@@ -6,11 +6,18 @@ import json
 import math
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from jaxguard.evaluation.audit import CANNOT_SAY, NO_HAZARD, SAFE_RUN, UNSAFE_SOMEWHERE
+from jaxguard.evaluation.audit import (
+    CANNOT_SAY,
+    NO_HAZARD,
+    SAFE_RUN,
+    UNSAFE_SOMEWHERE,
+    Annotation,
+    write_annotations,
+)
 from jaxguard.evaluation.audit_compare import CHANGES, METRICS, Adjudication, Audit, Disagreement
 from jaxguard.evaluation.bootstrap import Interval
 from jaxguard.evaluation.pages import write_page
@@ -20,6 +27,7 @@ from jaxguard.types import Trajectory
 PAGE = "audit.html"
 VALUES = "audit.json"
 DISAGREEMENTS = "disagreements.jsonl"
+FINAL = "final.jsonl"
 MOST_SHOWN = 100  # disagreements on the page; the file has all
 
 _WORDS = {
@@ -49,10 +57,10 @@ def told(answer: int) -> str:
 
 
 def write_audit(folder: Path, audit: Audit, trajectories: Mapping[str, Trajectory] | None = None) -> None:
-    """Writes page, values and the list of disagreements into ``folder`` (made if absent).
+    """Writes page, values, the list of disagreements and, where some were adjudicated, the final annotations.
 
     Args:
-        folder: Files of the same names in it are replaced.
+        folder: Made if absent; files of the same names in it are replaced.
         audit: What :func:`~jaxguard.evaluation.audit_compare.compare_labels` found.
         trajectories: Their steps are shown beside disagreements.
     """
@@ -61,6 +69,8 @@ def write_audit(folder: Path, audit: Audit, trajectories: Mapping[str, Trajector
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (folder / DISAGREEMENTS).write_text(text, encoding="utf-8")
     (folder / VALUES).write_text(json.dumps(_values(audit), indent=1) + "\n", encoding="utf-8")
+    if audit.adjudication is not None:
+        write_annotations(_final_annotations(audit), folder / FINAL)
     write_page(
         folder / PAGE,
         "audit.html.j2",
@@ -81,6 +91,18 @@ def write_audit(folder: Path, audit: Audit, trajectories: Mapping[str, Trajector
         file=DISAGREEMENTS,
         sources=[(letter, visible(own.name)) for letter, own in audit.sources.items()],
     )
+
+
+def _final_annotations(audit: Audit) -> list[Annotation]:
+    """The adjudicator's, "cannot say" included, then what both agree on, under both names."""
+    a, c = audit.sources["A"].annotations, audit.sources["C"].annotations
+    second = audit.sources[audit.pairs[0].b]
+    agreed = []
+    for name in audit.adjudication.final if audit.adjudication else ():
+        if name not in c:
+            who = second.annotations[name].annotator if name in second.annotations else second.name
+            agreed.append(replace(a[name], annotator=f"{a[name].annotator}, {who}"))
+    return [*c.values(), *agreed]
 
 
 def render_audit(audit: Audit) -> str:
