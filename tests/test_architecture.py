@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("scoring", "evaluation", "baselines"),
     ("run", "route_run", "benchmarks"),
     ("diagnosis",),
-    ("route_cli",),
+    ("route_cli", "audit_cli"),
     ("cli",),
     ("__main__",),
 )
