@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.cluster.vq import kmeans2
 
 from jaxguard.baselines.keywords import load_rules, matching
 from jaxguard.baselines.markov import Keys, MarkovChain
-from jaxguard.baselines.rival import PrefixRival, RivalError, StepReader
+from jaxguard.baselines.rival import PrefixRival, RivalError, StepVectors
 from jaxguard.baselines.tools import CHANGES, OTHER, tool_kind
 from jaxguard.ranking import auroc
 from jaxguard.training.episodes import supervising_step
 from jaxguard.types import Trajectory
 
+Reader = Callable[[Trajectory], StepVectors]
 CLUSTERS, DECAYS = (8, 16, 32), (0.0, 0.5, 0.8)
 # Of which clusters are made; more would take minutes and move them little.
 MOST_STEPS = 5_000
@@ -111,7 +112,7 @@ class Abstraction:
         centres: ``[K, 2E]``.
     """
 
-    reader: StepReader
+    reader: Reader
     decay: float
     centres: np.ndarray
 
@@ -128,7 +129,7 @@ class Abstraction:
         return found
 
 
-def decaying_means(reader: StepReader, trajectory: Trajectory, decay: float) -> np.ndarray:
+def decaying_means(reader: Reader, trajectory: Trajectory, decay: float) -> np.ndarray:
     """``[T, 2E]``: m_t = decay m_{t-1} + (1 - decay) [o_t, a_t], m_{-1} = [o_0, a_0]."""
     obs, act, _ = reader(trajectory)
     points = np.concatenate([obs, act], axis=1)
@@ -150,24 +151,32 @@ class AbsorbingChain(PrefixRival):
 
     name = "absorbing-chain"
 
-    def __init__(self, lesson: Lesson, reader: StepReader):
+    def __init__(self, lesson: Lesson, reader: Reader):
+        known: dict[str, StepVectors] = {}
+
+        def read(trajectory: Trajectory) -> StepVectors:
+            """Looks each trajectory up once, because every choice needs it again."""
+            if trajectory.id not in known:
+                known[trajectory.id] = reader(trajectory)
+            return known[trajectory.id]
+
         labelled = [t for t in lesson.validation if t.unsafe is not None and t.steps]
         labels = np.array([bool(t.unsafe) for t in labelled])
         judged = len(np.unique(labels)) == 2
         best = -1.0
         for decay in DECAYS if judged else DECAYS[1:2]:
             points = _sample(
-                (decaying_means(reader, trajectory, decay)[:end] for trajectory, end, _ in lesson.supervised()),
+                (decaying_means(read, trajectory, decay)[:end] for trajectory, end, _ in lesson.supervised()),
                 lesson.seed,
             )
             for clusters in CLUSTERS if judged else CLUSTERS[1:2]:
-                states = Abstraction(reader, decay, _centres(points, clusters, lesson.seed))
+                states = Abstraction(read, decay, _centres(points, clusters, lesson.seed))
                 chain = _chain(self.name, lesson, states)
                 value = 0.0
                 if judged:
                     value = auroc(np.array([max(map(chain.risk, states(t))) for t in labelled]), labels)
                 if value > best:
-                    best, self.states, self.chain = value, states, chain
+                    best, self.states, self.chain = value, replace(states, reader=reader), chain
 
     def risks(self, trajectory: Trajectory) -> np.ndarray:
         """``[T]`` risks of the steps."""

@@ -24,12 +24,13 @@ OWN_RULES = Path(__file__).with_name("keywords.yaml")
 PLACES = ("tool", "arguments", "observation")
 FIELDS = {"name", "where", "words", "risk"}
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_]+|\d+")
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
 def words(text: str) -> list[str]:
     """The words of a text in lower case; names are taken apart at capitals and at what is no letter or digit."""
-    return [word.lower() for word in _WORD.findall(text)]
+    return _WORD.findall(_HUMP.sub(" ", text).lower())
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ NETWORKS = {
     "transformer": Network(Transformer, step_labels=True),
     "trace-gru": Network(TraceGRU, step_labels=False),
 }
-"""``step-mlp``: the current step alone. ``transformer``: attention over all steps so far. ``trace-gru``: after TRACES, a
-state of the run and the risk of a prefix, learnt from trajectory labels alone; only this much is taken from there.
+"""``step-mlp``: the current step alone. ``transformer``: attention over all steps so far. ``trace-gru``: after TRACES,
+a state of the run and the risk of a prefix, learnt from trajectory labels alone; only this much is taken from there.
 Every prefix t of a run of T steps has the run's label, with weight ``DISCOUNT ** (T - 1 - t)``: the risk says how
 likely a run that began like this one is to be unsafe."""
 
