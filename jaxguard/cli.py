@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxguard
-from jaxguard import audit_cli, route_cli
+from jaxguard import audit_cli, rivals_cli, route_cli
 from jaxguard.config import load_config
 from jaxguard.types import JaxguardError
 
@@ -166,6 +166,8 @@ def make_parser() -> argparse.ArgumentParser:
     sub = command("evaluate", _evaluate, "score a held-out part of a run, print tables and write the report")
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
     sub.add_argument("--part", default="test", help="train, validation, calibration or test (default: %(default)s)")
+
+    rivals_cli.add_command(command)
 
     sub = command(
         "diagnose", _diagnose, "show what a run's world model carries: latents, probes, gradients, loss curves"

@@ -29,8 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("router",),
     ("scoring", "evaluation", "baselines"),
     ("run", "route_run", "benchmarks"),
-    ("diagnosis",),
-    ("route_cli", "audit_cli"),
+    ("diagnosis", "rivals"),
+    ("route_cli", "audit_cli", "rivals_cli"),
     ("cli",),
     ("__main__",),
 )

@@ -130,7 +130,11 @@ def risk_losses(
     model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array | None, positive_weight: float = 1.0
 ) -> Terms:
     """Stage 2 (paper, eq. 8-10): binary cross-entropies ``hazard`` and ``prefix`` over the supervised prefix."""
-    logits = risk_logits(model, config, batch, key)
+    return risk_terms(risk_logits(model, config, batch, key), batch, positive_weight)
+
+
+def risk_terms(logits: jax.Array, batch: Batch, positive_weight: float = 1.0) -> Terms:
+    """Cross-entropies of hazard and prefix logits ``[B, T, 2]``, whatever model they are from."""
 
     def entropy(logit: jax.Array, target: jax.Array) -> jax.Array:
         return optax.sigmoid_binary_cross_entropy(logit, target) * (1.0 + (positive_weight - 1.0) * target)
