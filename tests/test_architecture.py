@@ -28,9 +28,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("guard",),
     ("router",),
     ("scoring", "evaluation", "baselines"),
-    ("run", "route_run", "benchmarks"),
+    ("run", "route_run", "benchmarks", "online"),
     ("diagnosis",),
-    ("route_cli",),
+    ("route_cli", "llm_cli"),
     ("cli",),
     ("__main__",),
 )
@@ -112,7 +112,7 @@ def loaded(statement: str, *names: str) -> set[str]:
 
 
 def test_the_package_and_its_command_line_load_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "ray", "jax", "flax", "pandas", "matplotlib", "sklearn")
+    heavy = ("torch", "transformers", "ray", "jax", "flax", "pandas", "matplotlib", "sklearn", "httpx", "jinja2")
     assert loaded("import jaxguard, jaxguard.cli", *heavy) == set()
 
 
@@ -123,6 +123,7 @@ def test_the_package_and_its_command_line_load_nothing_heavy() -> None:
         "jaxguard.features.store, jaxguard.features.texts, jaxguard.features.encoder",
         "jaxguard.evaluation.evaluate, jaxguard.decision.fusion, jaxguard.decision.scored",
         "jaxguard.features.decision_logits, jaxguard.training.lora",
+        "jaxguard.baselines.llm_run",
     ],
 )
 def test_readers_stores_metrics_and_routers_need_no_jax(modules: str) -> None:
