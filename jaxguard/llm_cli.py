@@ -16,7 +16,7 @@ OVERRIDES = "settings as dotted key=value pairs, applied after the config file, 
 
 
 def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Adds ``llm`` to the parser's commands; ``command`` makes one of them."""
+    """Adds ``llm`` and ``online`` to the parser's commands; ``command`` makes one of them."""
     text = "language models behind an OpenAI-compatible endpoint as guards"
     llm = commands.add_parser("llm", help=text, description=text[0].upper() + text[1:] + ".")
     among = llm.add_subparsers(dest="llm_command", required=True, metavar="COMMAND")
@@ -27,6 +27,17 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     sub.add_argument("--template", type=Path, metavar="FILE", help="prompt file in place of the style's own")
     sub.add_argument("--policy", type=Path, metavar="FILE", help="rules, one a line, for style policy")
     sub.add_argument("--limit", type=int, metavar="N", help="a sample of N trajectories, by risk type and label")
+
+    text = "let an agent work on cases behind guards, judge what it did: Safety Rate and Utility Rate"
+    sub = command("online", _online, text)
+    _common(sub, "cases=50 hold=ask judge.model=NAME; jaxguard/online/run.py lists them")
+    sub.add_argument("--scripted", action="store_true",
+                     help="agent and judge replay recorded calls and labels, without a language model")  # fmt: skip
+    sub.add_argument("--guard", action="append", default=[], metavar="[NAME=]BUNDLE",
+                     help="calibrated guard bundle (RUN/guard); may be given several times")  # fmt: skip
+    sub.add_argument("--llm-guard", action="append", default=[], metavar="STYLE=THRESHOLD",
+                     help="language model as a guard, at the agent's endpoint or guard.url; several times")  # fmt: skip
+    sub.add_argument("--test-of", type=Path, metavar="RUN", help="only trajectories of the test part of this run")
 
 
 def _common(sub: argparse.ArgumentParser, settings: str) -> None:
@@ -100,3 +111,61 @@ def describe(usage: Usage) -> str:
         f"{usage.retries:,} retries; {usage.prompt_tokens:,} tokens read, {usage.completion_tokens:,} written, {cost}"
     )
     return text + (f"; {usage.without_tokens:,} answers told no tokens" if usage.without_tokens else "")
+
+
+def _online(arguments: argparse.Namespace) -> None:
+    from tqdm import tqdm
+
+    from jaxguard.baselines.endpoint import Endpoint
+    from jaxguard.baselines.llm import LlmGuard
+    from jaxguard.guard import Guard
+    from jaxguard.inputs import SPLITS_FILE, load_trajectories
+    from jaxguard.online.conditions import Condition, Guarded, Rivalled, Unguarded
+    from jaxguard.online.page import render
+    from jaxguard.online.run import OnlineConfig, evaluate_online
+    from jaxguard.settings import load_settings
+    from jaxguard.traces.splits import load_splits
+
+    config = load_settings(arguments.config, _overrides(arguments, "agent"), OnlineConfig)
+    trajectories = load_trajectories(arguments.trajectories)
+    if arguments.test_of is not None:
+        test = set(load_splits(arguments.test_of / SPLITS_FILE)["test"])
+        trajectories = {name: t for name, t in trajectories.items() if name in test}
+    guards: list[Condition] = [
+        Guarded(name or path, Guard.load(path)) for name, _, path in (_named(text) for text in arguments.guard)
+    ]
+    asked = [_threshold(text) for text in arguments.llm_guard]
+
+    def conditions(opened: Callable[[], Endpoint]) -> list[Condition]:
+        rivals = [Rivalled(style, LlmGuard(opened(), style, config.llm), threshold) for style, threshold in asked]
+        return [Unguarded(), *guards, *rivals]
+
+    with tqdm(desc="run", unit="case", disable=arguments.quiet, file=sys.stderr) as bar:
+        report = evaluate_online(
+            list(trajectories.values()),
+            arguments.out,
+            config,
+            conditions,
+            scripted=arguments.scripted,
+            progress=lambda done, _: bar.update(done - bar.n),
+        )
+    _say(render(report.online))
+    for role, usage in report.usage.items():
+        _say(f"{role}: {describe(usage)}")
+    _say(f"wrote {report.page}")
+
+
+def _named(text: str) -> tuple[str, str, str]:
+    """Name (perhaps ``""``), ``=`` and path."""
+    name, separator, path = text.partition("=")
+    return (name, separator, path) if separator else ("", "", text)
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    from jaxguard.types import JaxguardError
+
+    style, _, value = text.partition("=")
+    try:
+        return style, float(value)
+    except ValueError:
+        raise JaxguardError(f"--llm-guard: got {text!r}, expected STYLE=THRESHOLD, e.g. category=0.5") from None

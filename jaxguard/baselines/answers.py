@@ -84,6 +84,11 @@ def checks(answer: Completion) -> float:
     return 1.0 if False in passed else 0.5 if None in passed else 0.0
 
 
+def yes_or_no(name: str) -> Callable[[Completion], bool]:
+    """The boolean ``name`` of the answer's JSON object, for judges."""
+    return lambda answer: bool(_boolean(json_object(answer), name))
+
+
 def spoken(answer: Completion) -> str:
     """The text without its thought.
 

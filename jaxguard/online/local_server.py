@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,15 @@ def completion(text: str | None = None, calls: list[dict[str, Any]] | None = Non
     return Reply(json.dumps(value))
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up, as one does after its timeout, is no error of the server."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class LocalServer:
     """Answers ``POST /v1/chat/completions`` on a free port while the ``with`` block lasts.
 
@@ -62,8 +72,7 @@ class LocalServer:
             def log_message(self, *_: object) -> None:
                 """Requests are not printed."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
