@@ -54,10 +54,14 @@ def render(online: Online) -> str:
 
 def _lead(online: Online) -> str:
     c = online.cases
-    text = f"{c['unsafe']:,} unsafe and {c['safe']:,} safe cases under {len(online.results):,} conditions."
+    text = f"{c['unsafe']:,} unsafe and {c['safe']:,} safe cases, behind {_listed(online)}."
     if online.left_out:
         text += " Not among them: trajectories " + ", ".join(f"{w} ({n:,})" for w, n in online.left_out.items()) + "."
     return f"{SCRIPTED} {text}" if online.scripted else text
+
+
+def _listed(online: Online) -> str:
+    return ", ".join("no guard" if r.name == "none" else clip(r.name, 32) for r in online.results)
 
 
 def _cell(rate: Rate) -> str:

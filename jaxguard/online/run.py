@@ -140,7 +140,7 @@ def evaluate_online(
                 outcomes.append(outcome)
                 if progress is not None:
                     progress(len(outcomes), len(compared) * len(cases))
-        usage = {role: endpoint.usage for role, endpoint in endpoints.items()}
+        usage = {role: e.usage for role, e in endpoints.items() if not (scripted and role in roles)}
         prompts = {"agent": prompt.digest, **{name: p.digest for name, p in judge.prompts.items()}}
         models = {role: endpoint.config.model for role, endpoint in endpoints.items()}
     results = [
