@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxguard.types import JaxguardError
+
 if TYPE_CHECKING:
     from jaxguard.baselines.endpoint import Usage
 
@@ -129,8 +131,10 @@ def _online(arguments: argparse.Namespace) -> None:
     config = load_settings(arguments.config, _overrides(arguments, "agent"), OnlineConfig)
     trajectories = load_trajectories(arguments.trajectories)
     if arguments.test_of is not None:
-        test = set(load_splits(arguments.test_of / SPLITS_FILE)["test"])
-        trajectories = {name: t for name, t in trajectories.items() if name in test}
+        parts = load_splits(arguments.test_of / SPLITS_FILE)
+        if "test" not in parts:
+            raise JaxguardError(f"--test-of {arguments.test_of}: its split has no part test, only {', '.join(parts)}")
+        trajectories = {name: trajectories[name] for name in parts["test"] if name in trajectories}
     guards: list[Condition] = [
         Guarded(name or path, Guard.load(path)) for name, _, path in (_named(text) for text in arguments.guard)
     ]
@@ -162,8 +166,6 @@ def _named(text: str) -> tuple[str, str, str]:
 
 
 def _threshold(text: str) -> tuple[str, float]:
-    from jaxguard.types import JaxguardError
-
     style, _, value = text.partition("=")
     try:
         return style, float(value)

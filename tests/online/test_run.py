@@ -18,6 +18,7 @@ from jaxguard.online.local_server import LocalServer, Reply, completion
 from jaxguard.online.run import OnlineConfig, evaluate_online
 from jaxguard.settings import ConfigError
 from jaxguard.traces.jsonl import read_trajectories
+from jaxguard.traces.splits import save_splits
 from jaxguard.types import Step, Trajectory
 
 
@@ -187,13 +188,16 @@ def test_the_scripted_command_with_a_guard_bundle(data: Path, tmp_path: Path, mo
 
 
 def test_only_the_test_part_of_a_run(data: Path, tmp_path: Path) -> None:
-    splits = {"jaxguard_splits": 1, "parts": {"train": ["r0", "r1"], "test": ["r2", "r3", "r4"]}}
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "splits.json").write_text(json.dumps(splits))
+    save_splits(tmp_path / "run" / "splits.json", {"train": ["r0", "r1"], "test": ["r2", "r3", "r4"]}, seed=1)
     done("online", "--quiet", "--scripted", "--trajectories", data, "--out", tmp_path / "out", "--test-of",
          tmp_path / "run", "resamples=10")  # fmt: skip
     rows = [json.loads(line) for line in (tmp_path / "out" / "transcripts.jsonl").read_text().splitlines()]
     assert {row["case"] for row in rows} == {"r2", "r3", "r4"}
+    save_splits(tmp_path / "run" / "splits.json", {"train": ["r0", "r1"]}, seed=1)
+    message = refused("online", "--quiet", "--scripted", "--trajectories", data, "--out", tmp_path / "out", "--test-of",
+                      tmp_path / "run")  # fmt: skip
+    assert "no part test" in message
 
 
 @pytest.mark.parametrize(
