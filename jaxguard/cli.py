@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxguard
-from jaxguard import audit_cli, rivals_cli, route_cli
+from jaxguard import audit_cli, experiment_cli, llm_cli, rivals_cli, route_cli
 from jaxguard.config import load_config
 from jaxguard.types import JaxguardError
 
@@ -168,6 +168,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--part", default="test", help="train, validation, calibration or test (default: %(default)s)")
 
     rivals_cli.add_command(command)
+    experiment_cli.add_commands(command)
 
     sub = command(
         "diagnose", _diagnose, "show what a run's world model carries: latents, probes, gradients, loss curves"
@@ -194,6 +195,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     route_cli.add_commands(commands, command)
     audit_cli.add_commands(commands, command)
+    llm_cli.add_commands(commands, command)
 
     text = "tables of benchmark runs: one with a report, or two compared"
     bench = commands.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")

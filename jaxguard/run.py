@@ -28,6 +28,7 @@ from jaxguard.decision.fusion import FusionGrid, fit_fusion
 from jaxguard.decision.margin import floor
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate, stepwise_baseline
+from jaxguard.evaluation.outcomes import outcomes
 from jaxguard.evaluation.report import write_report
 from jaxguard.evaluation.timing import shared_beginnings
 from jaxguard.evaluation.transfer import Place, Transfer, transfer
@@ -54,6 +55,8 @@ from jaxguard.types import Trajectory
 from jaxguard.world_model.params import count, init_params
 
 logger = logging.getLogger(__name__)
+
+OUTCOMES = "outcomes.json"
 
 
 def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool = True) -> Guard:
@@ -402,7 +405,7 @@ def judged(rival: Rival, test: Sequence[Trajectory], safe: Sequence[Trajectory],
 
 
 def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[ScoredTrajectory], Path]:
-    """Scores a part, compares with simple guards, and writes ``evaluation.json`` and ``report.html``.
+    """Scores a part, compares with simple guards, and writes ``evaluation.json``, ``outcomes.json``, ``report.html``.
 
     They go to ``report/``, those of other parts than the test part to ``report-PART/``.
     """
@@ -428,7 +431,7 @@ def open_calibrated(folder: Path, part: str) -> tuple[Run[Config], Guard]:
 def write_evaluation(
     run: Run[Config], guard: Guard, part: str, rivals: Mapping[str, Baseline], report: Path
 ) -> tuple[Evaluation, list[ScoredTrajectory], Path]:
-    """Evaluates a part beside rivals that are aligned with it; both files are written into ``report``, or neither."""
+    """Evaluates a part beside rivals that are aligned with it; all files are written into ``report``, or none."""
     trajectories, calibration, settings = run.part(part), guard.calibration, run.config.evaluation
     assert calibration is not None  # open_calibrated saw to it
     scored = list(guard.score(trajectories, run.store))
@@ -438,9 +441,10 @@ def write_evaluation(
         scored, calibration, rivals, seed=settings.seed, resamples=settings.resamples, latency_ms=latency, shared=shared
     )
     report.mkdir(parents=True, exist_ok=True)
-    page, figures = report / "report.html", report / "evaluation.json"
-    partial = {file: file.with_name(f"{file.name}.partial") for file in (page, figures)}
+    page, figures, each = report / "report.html", report / "evaluation.json", report / OUTCOMES
+    partial = {file: file.with_name(f"{file.name}.partial") for file in (page, figures, each)}
     partial[figures].write_text(result.to_json(), encoding="utf-8")
+    outcomes(scored, rivals).write(partial[each])
     write_report(
         partial[page],
         result,

@@ -28,9 +28,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("guard",),
     ("router",),
     ("scoring", "evaluation", "baselines"),
-    ("run", "route_run", "benchmarks"),
-    ("diagnosis", "rivals"),
-    ("route_cli", "audit_cli", "rivals_cli"),
+    ("run", "route_run", "benchmarks", "online"),
+    ("diagnosis", "rivals", "shipping"),
+    ("experiments",),
+    ("route_cli", "audit_cli", "rivals_cli", "llm_cli", "experiment_cli"),
     ("cli",),
     ("__main__",),
 )
@@ -112,7 +113,7 @@ def loaded(statement: str, *names: str) -> set[str]:
 
 
 def test_the_package_and_its_command_line_load_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "ray", "jax", "flax", "pandas", "matplotlib", "sklearn")
+    heavy = ("torch", "transformers", "ray", "jax", "flax", "pandas", "matplotlib", "sklearn", "httpx", "jinja2")
     assert loaded("import jaxguard, jaxguard.cli", *heavy) == set()
 
 
@@ -123,6 +124,7 @@ def test_the_package_and_its_command_line_load_nothing_heavy() -> None:
         "jaxguard.features.store, jaxguard.features.texts, jaxguard.features.encoder",
         "jaxguard.evaluation.evaluate, jaxguard.decision.fusion, jaxguard.decision.scored",
         "jaxguard.features.decision_logits, jaxguard.training.lora",
+        "jaxguard.baselines.llm_run",
     ],
 )
 def test_readers_stores_metrics_and_routers_need_no_jax(modules: str) -> None:

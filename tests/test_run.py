@@ -51,7 +51,11 @@ def calibration(run: Path) -> dict:
 def test_a_run_folder_holds_everything(small_run: SmallRun) -> None:
     found = sorted(p.name for p in small_run.run.iterdir())
     assert found == ["config.yaml", "guard", "report", "splits.json", "stage1", "stage2"]
-    assert sorted(p.name for p in (small_run.run / "report").iterdir()) == ["evaluation.json", "report.html"]
+    assert sorted(p.name for p in (small_run.run / "report").iterdir()) == [
+        "evaluation.json",
+        "outcomes.json",
+        "report.html",
+    ]
     stored = load_config(small_run.run / "config.yaml")
     assert stored == load_config(None, small_run.settings())
     splits = json.loads((small_run.run / "splits.json").read_text())["splits"]
@@ -389,7 +393,7 @@ def test_thresholds_of_heads_that_were_never_trained_are_warned_of(
 
 
 def test_a_report_that_cannot_be_made_leaves_the_old_one(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [copy / "report" / name for name in ("evaluation.json", "report.html")]
+    files = [copy / "report" / name for name in ("evaluation.json", "outcomes.json", "report.html")]
     before = [file.read_bytes() for file in files]
 
     def fail(path: Path, *_: object, **__: object) -> None:
