@@ -96,7 +96,7 @@ def card(guard: Guard, evaluation: Mapping[str, Any], head: str) -> str:
 
 
 def _cell(found: Mapping[str, Any], metric: str) -> str:
-    ends = [float("nan") if found[k] is None else found[k] for k in ("value", "low", "high")]
-    interval = Interval(*ends, found["defined"])
+    value, low, high = (float("nan") if found[k] is None else float(found[k]) for k in ("value", "low", "high"))
+    interval = Interval(value, low, high, found["defined"])
     inside = span(interval, metric)
     return number(interval.value, metric) + (f" ({inside})" if inside else "")

@@ -98,19 +98,22 @@ def read_outcomes(path: Path) -> Outcomes:
             )
             for name, own in found["guards"].items()
         }
-        columns = [_column(found[name], n, kind) for name, kind in _KINDS.items()]
-        return Outcomes(tuple(found["ids"]), tuple(found["clusters"]), *columns, guards)
+        return Outcomes(
+            ids=tuple(found["ids"]),
+            clusters=tuple(found["clusters"]),
+            unsafe=_column(found["unsafe"], n, np.bool_),
+            first_hazard=_column(found["first_hazard"], n, np.int64),
+            timed=_column(found["timed"], n, np.bool_),
+            guards=guards,
+        )
     except OSError as error:
         raise EvaluationError(f"{path}: {error.strerror or error}; `jaxguard evaluate` writes it") from error
     except (ValueError, LookupError, TypeError) as error:
         raise EvaluationError(f"{path}: {error!r}, expected what `jaxguard evaluate` wrote") from error
 
 
-_KINDS = {"unsafe": np.bool_, "first_hazard": np.int64, "timed": np.bool_}
-
-
 def _column(values: Sequence[float], n: int, kind: type) -> np.ndarray:
-    column = np.asarray(values, kind)
+    column: np.ndarray = np.asarray(values, kind)
     if column.shape != (n,):
         raise ValueError(f"a column has shape {column.shape}, expected ({n},)")
     return column

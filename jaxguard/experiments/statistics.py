@@ -81,7 +81,7 @@ def differences(
     tests = {"f1": right, "sr": _p(one.alert[found.unsafe], other.alert[found.unsafe])}
     tests["fpr"] = _p(one.alert[~found.unsafe], other.alert[~found.unsafe])
     if one.first_alert is not None and other.first_alert is not None:
-        early = (_early(found, own.first_alert)[found.timed] for own in (one, other))
+        early = [_early(found, first)[found.timed] for first in (one.first_alert, other.first_alert)]
         tests["phir"] = _p(*early)
     intervals = bootstrap(statistic, found.clusters, resamples=resamples, seed=seed)
     return {name: Difference(own, tests.get(name, float("nan"))) for name, own in intervals.items()}
