@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxguard.experiments.tables import Table
+    from jaxguard.guard import Guard
 
 EVERY, CASES = "all", "cases"
 
@@ -39,20 +40,24 @@ def _ship(arguments: argparse.Namespace) -> None:
 
 
 def _experiment(arguments: argparse.Namespace) -> None:
+    import jaxguard
     from jaxguard.experiments.conduct import EXPERIMENTS, conduct
     from jaxguard.experiments.plan import load_plan
+    from jaxguard.guard import Guard
     from jaxguard.types import JaxguardError
 
     names = (*EXPERIMENTS, CASES) if arguments.name == EVERY else (arguments.name,)
     if names[0] not in (*EXPERIMENTS, CASES):
         raise JaxguardError(f"NAME: got {arguments.name!r}, expected {', '.join(EXPERIMENTS)}, {CASES} or {EVERY}")
-    plan = load_plan(arguments.plan, tuple(arguments.overrides))
+    guard = None
+    if CASES in names:  # before hours of experiments
+        guard = jaxguard.load_default() if arguments.guard is None else Guard.load(arguments.guard)
+    plan = None if names == (CASES,) else load_plan(arguments.plan, tuple(arguments.overrides))
     for name in names:
-        tables, left_out, page = (
-            _cases(arguments.guard, arguments.out)
-            if name == CASES
-            else conduct(name, plan, arguments.out, str(arguments.plan))
-        )
+        if plan is not None and name != CASES:
+            tables, left_out, page = conduct(name, plan, arguments.out, str(arguments.plan))
+        elif guard is not None:
+            tables, left_out, page = _cases(guard, arguments.out)
         for table in tables:
             print(table.text())
         for reason in left_out:
@@ -60,13 +65,10 @@ def _experiment(arguments: argparse.Namespace) -> None:
         print(f"wrote {page}", flush=True)
 
 
-def _cases(bundle: Path | None, out: Path) -> tuple[list[Table], tuple[str, ...], Path]:
-    import jaxguard
+def _cases(guard: Guard, out: Path) -> tuple[list[Table], tuple[str, ...], Path]:
     from jaxguard.experiments.cases import cases, write_cases
-    from jaxguard.guard import Guard
 
-    guard = jaxguard.load_default() if bundle is None else Guard.load(bundle)
     found = cases(guard)
     out.mkdir(parents=True, exist_ok=True)
-    about = f"{bundle or 'the one in the package'}, weights {guard.weights}"
+    about = f"{guard.config.name}, weights {guard.weights}"
     return [case.table for case in found], (), write_cases(out / "cases.html", found, about)

@@ -19,11 +19,19 @@ from jaxguard.baselines.rival import Rival, RivalError
 from jaxguard.config import Config, DecisionConfig
 from jaxguard.evaluation.evaluate import Baseline, Evaluation
 from jaxguard.inputs import Run, run_episodes
-from jaxguard.run import judged, open_calibrated, safe_calibration, step_reader, write_evaluation
+from jaxguard.run import judged, open_calibrated, step_reader, write_evaluation
 from jaxguard.training.episodes import Episodes
 from jaxguard.types import Trajectory
 
 FOLDER = "rivals"
+NAMES = (
+    "keywords",
+    "tool-chain",
+    "absorbing-chain",
+    *(f"logistic-{name}" for name in logistic.STEPWISE),
+    *NETWORKS,
+)
+"""All rivals, in the order of tables."""
 
 
 class Workshop:
@@ -107,9 +115,8 @@ def rivals(
         rules: YAML file of keyword rules in place of jaxguard's own.
         progress: Shows bars on stderr.
     """
-    safe = safe_calibration(run)
     made = Workshop(run, rules=rules, progress=progress).make(only)
-    return {rival.name: judged(rival, test, safe, decision or run.config.decision) for rival in made}
+    return {rival.name: judged(rival, run, test, decision or run.config.decision) for rival in made}
 
 
 def rivals_run(
@@ -137,8 +144,8 @@ def rivals_run(
     assert calibration is not None  # open_calibrated saw to it
     if fresh:
         for name in NETWORKS:
-            if not only or name in only:
-                shutil.rmtree(folder / FOLDER / name, ignore_errors=True)
+            if (not only or name in only) and (folder / FOLDER / name).exists():
+                shutil.rmtree(folder / FOLDER / name)
     # The level that the guard has, which may be another than when it was trained.
     decision = dataclasses.replace(
         run.config.decision, alpha_hold=calibration.hold.alpha, paper_rule=calibration.paper_rule

@@ -27,7 +27,7 @@ from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
 from jaxguard.decision.fusion import FusionGrid, fit_fusion
 from jaxguard.decision.margin import floor
 from jaxguard.decision.scored import ScoredTrajectory
-from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate, stepwise_baseline
+from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate, step_maxima, stepwise_baseline
 from jaxguard.evaluation.outcomes import outcomes
 from jaxguard.evaluation.report import write_report
 from jaxguard.evaluation.timing import shared_beginnings
@@ -157,7 +157,7 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
     if not decision.temporal:
         fusion, grid = FusionParams(beta=0.0, window=1), FusionGrid(beta=(0.0,), window=(1,))
     fitted: dict[str, Any] = {"fitted": False}
-    labelled = [t for t in run.part("validation") if t.unsafe is not None]
+    labelled = _labelled_validation(run)
     hazard, prefix, lengths = all_risks(guard, labelled, run.store)
     if decision.fit_fusion and labelled:
         fit = fit_fusion(
@@ -371,7 +371,7 @@ def baselines(run: Run[Config], test: Sequence[Trajectory]) -> dict[str, Baselin
     for name in logistic.STEPWISE:
         rival = logistic.LogisticRival.fit(training, name, step_reader(run))
         if rival is not None:
-            found[f"logistic ({name})"] = judged(rival, test, safe, decision)
+            found[f"logistic ({name})"] = judged(rival, run, test, decision)
     return found
 
 
@@ -380,18 +380,26 @@ def step_reader(run: Run[Config]) -> StepReader:
     return StepReader(run.store.get, thought=run.config.data.thought)
 
 
+def _labelled_validation(run: Run[Config]) -> list[Trajectory]:
+    """The trajectories that choose the fusion, and how far thresholds are raised."""
+    return [t for t in run.part("validation") if t.unsafe is not None]
+
+
 def safe_calibration(run: Run[Config]) -> list[Trajectory]:
     """The trajectories that set thresholds."""
     return [t for t in run.part("calibration") if t.unsafe is False]
 
 
-def judged(rival: Rival, test: Sequence[Trajectory], safe: Sequence[Trajectory], decision: DecisionConfig) -> Baseline:
-    """A rival at the split-conformal threshold for ``alpha_hold`` on safe calibration trajectories.
+def judged(rival: Rival, run: Run[Config], test: Sequence[Trajectory], decision: DecisionConfig) -> Baseline:
+    """A rival at a threshold that is set as that of the guard's HOLD.
 
-    Steps that it could not score alert, and are counted in a warning.
+    It is split-conformal for ``alpha_hold`` on the safe calibration trajectories, and raised where the validation part
+    allows it. Steps that the rival could not score alert, and are counted in a warning.
     """
-    steps, of_safe = ask(rival, test), ask(rival, safe)
-    for name, risks in (("scored", steps), ("safe calibration", of_safe)):
+    labelled = _labelled_validation(run)
+    parts = {"scored": test, "safe calibration": safe_calibration(run), "validation": labelled}
+    found = {name: ask(rival, part) for name, part in parts.items()}
+    for name, risks in found.items():
         if lost := sum(int(np.isnan(r).sum()) for r in risks):
             total = sum(map(len, risks))
             logger.warning(
@@ -401,7 +409,14 @@ def judged(rival: Rival, test: Sequence[Trajectory], safe: Sequence[Trajectory],
                 total,
                 name,
             )
-    return stepwise_baseline(steps, of_safe, decision.alpha_hold, paper_rule=decision.paper_rule)
+    limit = conformal_threshold(
+        step_maxima(found["safe calibration"]), decision.alpha_hold, paper_rule=decision.paper_rule
+    )
+    if not decision.paper_rule and labelled:
+        seen = found["validation"]
+        lengths = np.array([len(r) for r in seen], np.int64)
+        limit = limit.at_least(_floor(limit.value, np.concatenate(seen), lengths, labelled, decision.max_lost))
+    return stepwise_baseline(found["scored"], limit)
 
 
 def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[ScoredTrajectory], Path]:
@@ -444,7 +459,7 @@ def write_evaluation(
     page, figures, each = report / "report.html", report / "evaluation.json", report / OUTCOMES
     partial = {file: file.with_name(f"{file.name}.partial") for file in (page, figures, each)}
     partial[figures].write_text(result.to_json(), encoding="utf-8")
-    outcomes(scored, rivals).write(partial[each])
+    outcomes(scored, rivals, stamp(guard)).write(partial[each])
     write_report(
         partial[page],
         result,
@@ -458,6 +473,13 @@ def write_evaluation(
     for file, written in partial.items():
         written.replace(file)
     return result, scored, page
+
+
+def stamp(guard: Guard) -> dict[str, Any]:
+    """What outcomes are bound to: the weights of a calibrated guard, and its thresholds."""
+    calibration = guard.calibration
+    assert calibration is not None
+    return {"weights": guard.weights, "block": calibration.lambda_block, "hold": calibration.lambda_hold}
 
 
 def live_latency(guard: Guard, trajectories: Sequence[Trajectory], store: FeatureStore) -> dict[str, float]:

@@ -46,8 +46,12 @@ def ship(folder: Path, out: Path, about: Path | None = None) -> Path:
         raise RunError(
             f"run folder {folder}: has no report yet; run `jaxguard calibrate` and `jaxguard evaluate` first"
         )
+    evaluation = json.loads(figures.read_text(encoding="utf-8"))
+    of_report, now = (evaluation["lambda_block"], evaluation["lambda_hold"]), guard.calibration
+    if of_report != (now.lambda_block, now.lambda_hold):
+        raise RunError(f"{figures}: is of other thresholds than the bundle's; run `jaxguard evaluate {folder}` again")
     head = "" if about is None else about.read_text(encoding="utf-8").strip()
-    text = card(guard, json.loads(figures.read_text(encoding="utf-8")), head)
+    text = card(guard, evaluation, head)
     guard.save(out)
     (out / CARD).write_text(text, encoding="utf-8")
     return out / CARD
@@ -63,9 +67,8 @@ def card(guard: Guard, evaluation: Mapping[str, Any], head: str) -> str:
     for section in sections:
         own, counts = section["rows"][GUARD], section["counts"]
         cells = [_cell(own[name], name) for name in _METRICS]
-        rows.append(
-            f"| {visible(section['name'])} | {counts['trajectories']:,} ({counts['unsafe']:,}) | {' | '.join(cells)} |"
-        )
+        name, runs = visible(section["name"]).replace("|", "/"), f"{counts['trajectories']:,} ({counts['unsafe']:,})"
+        rows.append(f"| {name} | {runs} | {' | '.join(cells)} |")
     low, high = calibration.band()[1].low, calibration.band()[1].high
     lines = [
         f"# {config.name}",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -90,11 +92,37 @@ def test_what_could_not_be_scored_alerts_and_is_counted(small_run: SmallRun, cap
     steps = tuple(Step(tool, {}, tool) for tool in ("open", "cut", "send"))
     test = [Trajectory("a", "i", steps), Trajectory("b", "i", steps[:1]), Trajectory("c", "i", ())]
     with caplog.at_level(logging.WARNING):
-        found = judged(Silent(), test, safe_calibration(run), run.config.decision)
+        found = judged(Silent(), run, test, run.config.decision)
     assert "rival silent: 1 of 4 steps of the scored trajectories have no score, and alert" in caplog.text
     assert found.first_alert is not None
     assert found.first_alert.tolist() == [1, -1, -1]
     np.testing.assert_array_equal(found.score, [np.inf, 0.1, 0.0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """Knows the labels, and is surer of some unsafe runs than of others."""
+
+    unsafe: frozenset[str]
+    name: str = "told"
+
+    def observe(self, prefix: Trajectory, action: Step) -> float:
+        return 0.5 + zlib.crc32(prefix.id.encode()) % 400 / 1000 if prefix.id in self.unsafe else 0.1
+
+
+def test_thresholds_of_rivals_are_raised_as_those_of_the_guard_are(small_run: SmallRun) -> None:
+    run = open_run(small_run.run)
+    told = Told(frozenset(i for i, t in run.trajectories.items() if t.unsafe))
+    test = run.part("test")
+    unsafe = np.array([bool(t.unsafe) for t in test])
+    low, raised = (
+        judged(told, run, test, dataclasses.replace(run.config.decision, max_lost=lost)) for lost in (0.0, 0.6)
+    )
+    np.testing.assert_array_equal(low.alert, unsafe)  # the conformal one lies below every unsafe score
+    assert raised.alert is not None
+    assert 0 < raised.alert.sum() < unsafe.sum()  # the raised one gives some of them up
+    paper = dataclasses.replace(run.config.decision, max_lost=0.6, paper_rule=True)
+    assert judged(told, run, test, paper).alert.sum() >= unsafe.sum()  # type: ignore[union-attr]
 
 
 def test_rules_of_ones_own(compared: tuple[Path, str], tmp_path: Path) -> None:

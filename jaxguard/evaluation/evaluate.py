@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxguard.decision.calibration import Calibration
-from jaxguard.decision.conformal import Band, conformal_threshold, observed_rate_band
+from jaxguard.decision.conformal import Band, Threshold, observed_rate_band
 from jaxguard.decision.evidence import trajectory_max
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.bootstrap import Interval, bootstrap
@@ -54,30 +54,23 @@ class Baseline:
     first_alert: Ints | None = None
 
 
-def stepwise_baseline(
-    steps: Sequence[Floats], safe: Sequence[Floats], alpha: float, *, paper_rule: bool = False
-) -> Baseline:
-    """A guard of step risks at a split-conformal threshold on the maxima of safe calibration trajectories.
+def step_maxima(steps: Sequence[Floats]) -> Floats:
+    """The largest of each trajectory's risks ``[T]``: ``[n]``; 0 without steps, infinity where one is NaN."""
+    return trajectory_max(np.concatenate([np.empty(0), *steps]), np.array([len(r) for r in steps], np.int64))
+
+
+def stepwise_baseline(steps: Sequence[Floats], limit: Threshold) -> Baseline:
+    """A guard of step risks at a threshold.
 
     A step without a score (NaN) alerts at any threshold, and ranks above all others.
 
     Args:
         steps: ``[T]`` risks of each scored trajectory.
-        safe: Those of each safe calibration trajectory.
-        alpha: False-alert level.
-        paper_rule: As in :func:`~jaxguard.decision.conformal.conformal_threshold`.
-
-    Raises:
-        ConformalError: too few safe trajectories for the level, or too many of them have a step without a score.
+        limit: What a risk must cross.
     """
-
-    def maxima(risks: Sequence[Floats]) -> Floats:
-        return trajectory_max(np.concatenate([np.empty(0), *risks]), np.array([len(r) for r in risks], np.int64))
-
-    limit = conformal_threshold(maxima(safe), alpha, paper_rule=paper_rule)
     crossed = [limit.crossed(risks) for risks in steps]
     first = np.array([int(np.argmax(c)) if c.any() else -1 for c in crossed], np.int64)
-    return Baseline(score=maxima(steps), alert=first >= 0, first_alert=first)
+    return Baseline(score=step_maxima(steps), alert=first >= 0, first_alert=first)
 
 
 @dataclass(frozen=True)

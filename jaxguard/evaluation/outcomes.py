@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Guarded:
+class GuardOutcome:
     """One guard's part: ``[N]`` each; ``score`` and ``first_alert`` are absent where it gives none.
 
     Attributes:
@@ -42,6 +43,7 @@ class Outcomes:
         first_hazard: First hazard steps ``[N]``, -1 where there is none.
         timed: Which count for timing ``[N]``.
         guards: By name, :data:`~jaxguard.evaluation.evaluate.GUARD` first.
+        made: Weights and thresholds of the guard that they are of, JSON-like.
     """
 
     ids: tuple[str, ...]
@@ -49,7 +51,8 @@ class Outcomes:
     unsafe: Bools
     first_hazard: Ints
     timed: Bools
-    guards: Mapping[str, Guarded]
+    guards: Mapping[str, GuardOutcome]
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """As JSON; a score without a finite value is null."""
@@ -61,22 +64,22 @@ class Outcomes:
             }
             for name, own in self.guards.items()
         }
-        head = {"outcomes": VERSION, "ids": self.ids, "clusters": self.clusters, "guards": columns}
+        head = {"outcomes": VERSION, "ids": self.ids, "clusters": self.clusters, "guards": columns, "made": self.made}
         arrays = {name: getattr(self, name).tolist() for name in ("unsafe", "first_hazard", "timed")}
         path.write_text(json.dumps(head | arrays, allow_nan=False), encoding="utf-8")
 
 
-def outcomes(scored: Sequence[ScoredTrajectory], rivals: Mapping[str, Baseline]) -> Outcomes:
+def outcomes(scored: Sequence[ScoredTrajectory], rivals: Mapping[str, Baseline], made: Mapping[str, Any]) -> Outcomes:
     """Of the labelled trajectories among ``scored``; rivals are aligned with it, and those without alerts left out."""
     table = tabulate(scored)
     at = np.array([i for i, s in enumerate(scored) if s.unsafe is not None], np.int64)
-    guards = {GUARD: Guarded(table.alert, table.max_fused, table.first_alert)}
+    guards = {GUARD: GuardOutcome(table.alert, table.max_fused, table.first_alert)}
     for name, own in rivals.items():
         if own.alert is not None:
             first = None if own.first_alert is None else np.asarray(own.first_alert)[at]
             score = None if own.score is None else np.asarray(own.score)[at]
-            guards[name] = Guarded(np.asarray(own.alert)[at], score, first)
-    return Outcomes(table.ids, table.clusters, table.unsafe, table.first_hazard, table.timed, guards)
+            guards[name] = GuardOutcome(np.asarray(own.alert)[at], score, first)
+    return Outcomes(table.ids, table.clusters, table.unsafe, table.first_hazard, table.timed, guards, made)
 
 
 def read_outcomes(path: Path) -> Outcomes:
@@ -91,7 +94,7 @@ def read_outcomes(path: Path) -> Outcomes:
             raise EvaluationError(f"{path}: version {found['outcomes']!r}, expected {VERSION}")
         n = len(found["ids"])
         guards = {
-            name: Guarded(
+            name: GuardOutcome(
                 _column(own["alert"], n, np.bool_),
                 None if own["score"] is None else _column([np.inf if s is None else s for s in own["score"]], n, float),
                 None if own["first_alert"] is None else _column(own["first_alert"], n, np.int64),
@@ -105,6 +108,7 @@ def read_outcomes(path: Path) -> Outcomes:
             first_hazard=_column(found["first_hazard"], n, np.int64),
             timed=_column(found["timed"], n, np.bool_),
             guards=guards,
+            made=dict(found["made"]),
         )
     except OSError as error:
         raise EvaluationError(f"{path}: {error.strerror or error}; `jaxguard evaluate` writes it") from error

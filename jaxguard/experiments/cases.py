@@ -118,10 +118,10 @@ def write_cases(path: Path, found: Sequence[Case], about: str) -> Path:
     sections = []
     for case in found:
         table, steps = case.table, range(len(case.trajectory))
-        first, *columns = table.head
-        content = {"first": first, "columns": columns, "rows": [(row[0], row[1:]) for row in table.rows]}
         picture = plots.timeline(case.scored, [step.tool for step in case.trajectory.steps], steps)
-        sections.append(Section(table.title, case.trajectory.instruction, content, [("Risks", "", Markup(picture))]))
+        sections.append(
+            Section(table.title, case.trajectory.instruction, table.content, [("Risks", "", Markup(picture))])
+        )
     return write_page(
         path, "diagnosis.html.j2", title="Two cases, step by step",
         lead="A risk that builds up and an injected instruction, each with a twin whose last call is harmless.",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from jaxguard.evaluation.evaluate import GUARD
-from jaxguard.evaluation.outcomes import Guarded, Outcomes, read_outcomes
+from jaxguard.evaluation.outcomes import GuardOutcome, Outcomes, read_outcomes
 from jaxguard.experiments.page import write_summary_page
 from jaxguard.experiments.plan import FULL, Plan
 from jaxguard.experiments.runs import evaluated, missing_data, run_folder, set_config
@@ -16,7 +16,7 @@ from jaxguard.experiments.summary import Figure, Paired, Summary, figures, read_
 from jaxguard.experiments.tables import Table, claim_table, guard_tables, transfer_tables
 from jaxguard.inputs import RunError
 from jaxguard.rivals import FOLDER as RIVALS
-from jaxguard.rivals import rivals_run
+from jaxguard.rivals import NAMES, rivals_run
 from jaxguard.run import OUTCOMES, transfer_run
 
 logger = logging.getLogger(__name__)
@@ -32,10 +32,24 @@ def _there(plan: Plan, out: Path, names: tuple[str, ...], experiment: str) -> tu
 
 
 def _paired(
-    experiment: str, data: str, seed: str, names: tuple[str, str], found: Outcomes, one: Guarded, other: Guarded
+    experiment: str,
+    data: str,
+    seed: str,
+    names: tuple[str, str],
+    found: Outcomes,
+    one: GuardOutcome,
+    other: GuardOutcome,
 ) -> Iterator[Paired]:
     for metric, d in differences(found, one, other, seed=int(seed)).items():
         yield Paired(experiment, data, seed, *names, metric, d.interval.value, d.interval.low, d.interval.high, d.p)
+
+
+def _met(folder: Path) -> bool:
+    """Whether all rivals were tested beside the guard as it is now."""
+    if not (folder / RIVALS / OUTCOMES).exists():
+        return False
+    found, now = read_outcomes(folder / RIVALS / OUTCOMES), read_outcomes(folder / "report" / OUTCOMES)
+    return found.made == now.made and found.ids == now.ids and set(NAMES) <= set(found.guards)
 
 
 def rivals(plan: Plan, out: Path) -> Summary:
@@ -46,7 +60,7 @@ def rivals(plan: Plan, out: Path) -> Summary:
     for name in names:
         for seed in plan.seeds:
             folder = evaluated(plan, out, name, seed)
-            if not (folder / RIVALS / OUTCOMES).exists():
+            if not _met(folder):
                 logger.info("%s, rivals, seed %s", name, seed)
                 rivals_run(folder, progress=False)
             found = read_outcomes(folder / RIVALS / OUTCOMES)
@@ -120,14 +134,14 @@ def conduct(name: str, plan: Plan, out: Path, source: str) -> tuple[list[Table],
         JaxguardError: a run cannot be made, or ``out`` holds others' work.
     """
     out.mkdir(parents=True, exist_ok=True)
-    file = out / "summary.json"
-    before = read_summary(file)
+    file, digest = out / "summary.json", plan.digest
+    before = read_summary(file).of_plan(digest)
     found = EXPERIMENTS[name](plan, out)
     if not found.figures:
         raise RunError(f"experiment {name}: nothing to run; {'; '.join(found.left_out) or 'the plan names nothing'}")
-    summary = before.replaced(name, found)
+    summary = before.replaced(name, found, digest)
     summary.write(file)
-    settings = {entry.partition(": ")[0]: entry.partition(": ")[2] for entry in plan.ablations}
+    settings = {variant: own[-1] for variant, own in plan.variants.items() if variant != FULL}
     every = {
         "rivals": guard_tables(summary, "rivals", GUARD),
         "ablations": [*guard_tables(summary, "ablations", FULL), *claim_table(summary, settings)],

@@ -39,15 +39,13 @@ def write_summary_page(path: Path, summary: Summary, tables: Mapping[str, Sequen
     for experiment, found in tables.items():
         heading, note = _LEADS[experiment]
         for i, table in enumerate(found):
-            first, *columns = table.head
-            content = {"first": first, "columns": columns, "rows": [(row[0], row[1:]) for row in table.rows]}
             own = summary.having(experiment, table.title).figures
             drawn = [f for f in own if f.metric in _DRAWN and math.isfinite(f.value)]
             figures = (
                 [(METRICS[m], "One dot per seed, with its interval.", dots(own, m)) for m in _DRAWN] if drawn else []
             )
             about = " ".join((*((note,) if not i else ()), *table.notes))
-            sections.append(Section(f"{heading}: {visible(table.title)}", about, content, figures))
+            sections.append(Section(f"{heading}: {visible(table.title)}", about, table.content, figures))
     return write_page(
         path,
         "diagnosis.html.j2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,8 @@ class Plan:
             require("=" in setting and bool(name), "ablations", entry, "'name: key=value'")
             require(name not in (DEFAULT, FULL), "ablations", entry, f"a name other than {DEFAULT!r} and {FULL!r}")
         require(len(self.variants) == len(self.ablations) + 1, "ablations", self.ablations, "each name once")
+        folders = [name.replace(" ", "_").replace("/", "-") for name in self.variants]
+        require(len(set(folders)) == len(folders), "ablations", self.ablations, "names that differ in more than spaces")
         for entry in self.transfer:
             require(len(entry.split(" -> ")) == 2, "transfer", entry, "'one set -> another'")
 
@@ -65,6 +68,11 @@ class Plan:
         """Overrides by variant, :data:`FULL` first."""
         parted = (entry.partition(": ") for entry in self.ablations)
         return {FULL: self.base} | {name: (*self.base, setting) for name, _, setting in parted}
+
+    @property
+    def digest(self) -> str:
+        """Names this plan among others."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def config(self, name: str, *overrides: str) -> Config:
         """A set's configuration under this plan.

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxguard.config import Config
+from jaxguard.evaluation.outcomes import read_outcomes
 from jaxguard.experiments.plan import DEFAULT, FULL, Plan
 from jaxguard.features.embed import embed
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.store import FeatureStore
 from jaxguard.inputs import CONFIG_FILE, RunError
-from jaxguard.run import OUTCOMES, calibrate_run, evaluate_run, train
+from jaxguard.run import OUTCOMES, calibrate_run, evaluate_run, open_calibrated, stamp, train
 from jaxguard.settings import load_settings
-from jaxguard.traces.convert import write_made
+from jaxguard.traces.convert import TRAJECTORIES_FILE, write_made
 from jaxguard.traces.drift import generate
 from jaxguard.traces.jsonl import read_trajectories
 
@@ -30,23 +31,26 @@ def run_folder(out: Path, name: str, variant: str, seed: str) -> Path:
 
 def set_config(plan: Plan, out: Path, name: str, *overrides: str) -> Config:
     """A set's configuration; of a generated one, with data and features in ``out``."""
-    if name in plan.generated:
-        own = (f"data.trajectories=[{out / 'data' / name}]", f"data.store={out / 'features'}")
-        return plan.config(name, *own, *overrides)
-    return plan.config(name, *overrides)
+    config = plan.config(name, *overrides)
+    if name not in plan.generated:
+        return config
+    drift = config.data.drift
+    folder = out / "data" / f"{name}-{drift.trajectories}-{drift.seed}"
+    data = dataclasses.replace(config.data, trajectories=(str(folder),), store=str(out / "features"))
+    return dataclasses.replace(config, data=data)
 
 
 def missing_data(plan: Plan, out: Path, name: str) -> list[str]:
-    """Trajectories of a set that are not there, after making what can be made."""
+    """Trajectories and feature store of a set that are not there, after making what can be made."""
     config = set_config(plan, out, name)
     if name in plan.generated:
-        data, drift = out / "data" / name, config.data.drift
-        if not data.exists():
-            write_made(generate(drift.trajectories, drift.seed), data)
+        (path,), drift = config.data.trajectories, config.data.drift
+        if not (Path(path) / TRAJECTORIES_FILE).exists():
+            write_made(generate(drift.trajectories, drift.seed), Path(path))
         encoder = load_encoder(config.encoder)
         store = FeatureStore.create_or_open(Path(config.data.store), encoder.fingerprint, encoder.dim)
-        embed(read_trajectories(data), store, encoder, thought=config.data.thought)
-    return [path for path in config.data.trajectories if not Path(path).exists()]
+        embed(read_trajectories(Path(path)), store, encoder, thought=config.data.thought)
+    return [path for path in (*config.data.trajectories, config.data.store) if not Path(path).exists()]
 
 
 def evaluated(
@@ -66,6 +70,9 @@ def evaluated(
                 f"run folder {folder}: holds a finished run with other settings than the plan's, expected the same; "
                 "delete it, or use another --out"
             )
+        _, guard = open_calibrated(folder, "test")  # refuses other labels and splits than it was trained on
+        if read_outcomes(folder / "report" / OUTCOMES).made != stamp(guard):
+            evaluate_run(folder)  # it was calibrated anew since
         return folder
     logger.info("%s, %s, seed %s", name, variant, seed)
     for source in (run_folder(out, name, other, seed) for other in (DEFAULT, FULL)):

@@ -2,21 +2,20 @@
 
 Both sides of a difference saw the same trajectories: intervals resample groups of them (cluster bootstrap), and the
 Wilcoxon signed-rank test is on trajectories, as in the paper's table 14: on whether each was judged rightly, and, for
-timing, on whether each timed unsafe one was stopped before its hazard. The test takes trajectories as independent;
-where groups are large, believe the interval.
+timing, on whether each timed unsafe one was stopped before its hazard. On such 0/1 outcomes it is the sign test, of
+which there is an exact form. It takes trajectories as independent; where groups are large, believe the interval.
 """
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import wilcoxon
+from scipy.stats import binomtest
 
 from jaxguard.evaluation.bootstrap import Interval, bootstrap
 from jaxguard.evaluation.metrics import Bools, EvaluationError, Floats, detection, ranking, ratio
-from jaxguard.evaluation.outcomes import Guarded, Outcomes
+from jaxguard.evaluation.outcomes import GuardOutcome, Outcomes
 
 METRICS = {
     "f1": "F1",
@@ -44,7 +43,7 @@ class Difference:
     p: float
 
 
-def values(weights: Floats, found: Outcomes, own: Guarded) -> dict[str, Floats]:
+def values(weights: Floats, found: Outcomes, own: GuardOutcome) -> dict[str, Floats]:
     """A guard's metrics ``[R]`` for multiplicities ``[R, N]``; NaN where the guard does not give what one needs."""
     out = detection(weights, found.unsafe, own.alert)
     del out["precision"]
@@ -69,7 +68,7 @@ def measured(found: Outcomes, guard: str, *, seed: int, resamples: int = RESAMPL
 
 
 def differences(
-    found: Outcomes, one: Guarded, other: Guarded, *, seed: int, resamples: int = RESAMPLES
+    found: Outcomes, one: GuardOutcome, other: GuardOutcome, *, seed: int, resamples: int = RESAMPLES
 ) -> dict[str, Difference]:
     """``one`` minus ``other`` on the same trajectories."""
 
@@ -103,12 +102,10 @@ def _early(found: Outcomes, first_alert: np.ndarray) -> Bools:
 
 
 def _p(one: Bools, other: Bools) -> float:
-    """Two-sided Wilcoxon signed-rank test of paired 0/1 outcomes; 1 where no pair differs, NaN without pairs."""
+    """Exact two-sided signed-rank test of paired 0/1 outcomes; 1 where no pair differs, NaN without pairs."""
     steps = one.astype(np.float64) - other.astype(np.float64)
     if not len(steps):
         return float("nan")
     if not steps.any():
         return 1.0
-    with warnings.catch_warnings():  # ties are the rule here, and the normal approximation the intended one
-        warnings.simplefilter("ignore", UserWarning)
-        return float(wilcoxon(steps, zero_method="wilcox", method="approx").pvalue)
+    return float(binomtest(int((steps > 0).sum()), int((steps != 0).sum())).pvalue)

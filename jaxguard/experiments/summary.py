@@ -71,12 +71,14 @@ class Summary:
     Attributes:
         figures: All of them.
         paired: Differences.
-        left_out: What the plan names and could not be run, with the reason.
+        left_out: What the plan names and could not be run, with the reason; begins with the experiment's name.
+        plan: Digest of the plan.
     """
 
     figures: tuple[Figure, ...] = ()
     paired: tuple[Paired, ...] = ()
     left_out: tuple[str, ...] = ()
+    plan: str = ""
 
     def having(self, experiment: str, data: str | None = None) -> Summary:
         """The part of one experiment, and of one set."""
@@ -91,21 +93,26 @@ class Summary:
         """Sets in order."""
         return tuple(dict.fromkeys(f.data for f in self.figures))
 
-    def replaced(self, experiment: str, by: Summary) -> Summary:
-        """With ``by`` in place of what is here of an experiment; its :attr:`left_out` begin with its name."""
+    def of_plan(self, digest: str) -> Summary:
+        """What is here, or nothing where that is of another plan: figures of two are not put side by side."""
+        return self if self.plan == digest else Summary()
+
+    def replaced(self, experiment: str, by: Summary, digest: str) -> Summary:
+        """With ``by`` in place of what is here of an experiment."""
 
         def others(rows: Iterable[Any]) -> tuple[Any, ...]:
             return tuple(r for r in rows if r.experiment != experiment)
 
         left_out = tuple(reason for reason in self.left_out if not reason.startswith(f"{experiment}: "))
-        return Summary(
-            (*others(self.figures), *by.figures), (*others(self.paired), *by.paired), (*left_out, *by.left_out)
-        )
+        figures, paired = (*others(self.figures), *by.figures), (*others(self.paired), *by.paired)
+        return Summary(figures, paired, (*left_out, *by.left_out), digest)
 
     def write(self, path: Path) -> None:
         """As JSON, NaN as null."""
         rows = {"figures": [_plain(f) for f in self.figures], "paired": [_plain(p) for p in self.paired]}
-        text = json.dumps({"summary": VERSION, "left_out": self.left_out, **rows}, indent=1, allow_nan=False)
+        text = json.dumps(
+            {"summary": VERSION, "plan": self.plan, "left_out": self.left_out, **rows}, indent=1, allow_nan=False
+        )
         partial = path.with_name(f"{path.name}.partial")
         partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(path)
@@ -124,7 +131,8 @@ def read_summary(path: Path) -> Summary:
         if found["summary"] != VERSION:
             raise SummaryError(f"{path}: version {found['summary']!r}, expected {VERSION}")
         figures = tuple(Figure(**_numbers(row)) for row in found["figures"])
-        return Summary(figures, tuple(Paired(**_numbers(row)) for row in found["paired"]), tuple(found["left_out"]))
+        paired = tuple(Paired(**_numbers(row)) for row in found["paired"])
+        return Summary(figures, paired, tuple(found["left_out"]), found["plan"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SummaryError(f"{path}: {error!r}, expected what `jaxguard experiment` wrote; delete it") from error
 

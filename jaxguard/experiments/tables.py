@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxguard.evaluation.wording import number, visible
 from jaxguard.experiments.plan import FULL
@@ -40,6 +41,12 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """For a page."""
+        first, *columns = self.head
+        return {"first": first, "columns": columns, "rows": [(row[0], row[1:]) for row in self.rows]}
+
     def text(self) -> str:
         """For a terminal."""
         lines = [self.head, *self.rows]
@@ -59,7 +66,9 @@ def spread(found: Sequence[float], metric: str = "") -> str:
     if not defined:
         return "–"
     text = number(statistics.fmean(defined), metric)
-    return f"{text} ± {number(statistics.stdev(defined), metric)}" if len(defined) > 1 else text
+    if len(defined) > 1:
+        text += f" ± {number(statistics.stdev(defined), metric)}"
+    return text if len(defined) == len(found) else f"{text} ({len(defined)} of {len(found)})"
 
 
 def ahead(rows: Sequence[Paired]) -> str:
@@ -83,7 +92,7 @@ def guard_tables(summary: Summary, experiment: str, reference: str) -> list[Tabl
     for data in summary.having(experiment).sets:
         own = summary.having(experiment, data)
         names = list(dict.fromkeys(f.guard for f in own.figures))
-        of_rival = names[0] == reference and experiment == "rivals"
+        of_rival = experiment == "rivals"
         rows = []
         for name in names:
             cells = [
@@ -94,7 +103,10 @@ def guard_tables(summary: Summary, experiment: str, reference: str) -> list[Tabl
             rows.append((visible(name), *cells, "" if name == reference else ahead(pairs)))
         seeds = len({f.seed for f in own.figures})
         heading = f"F1 of {reference} ahead" if of_rival else f"F1 against {reference}"
-        note = f"{seeds} seed{'s' if seeds > 1 else ''} of split and training; ± is the standard deviation over them."
+        note = (
+            f"{seeds} seed{'s' if seeds > 1 else ''} of split and training; ± is the standard deviation over them. p "
+            "is of each run being judged rightly (exact signed-rank test), not corrected for the number of comparisons."
+        )
         tables.append(Table(data, (experiment, *METRICS.values(), heading), tuple(rows), (note,)))
     return tables
 
@@ -124,10 +136,11 @@ def _verdict(pairs: Sequence[Paired], sign: int) -> str:
     if not pairs:
         return "not measured"
     mean = statistics.fmean(p.value for p in pairs)
-    if mean * sign <= 0:
-        return "does not" if mean else "no change"
-    beyond = sum((p.low if sign > 0 else -p.high) > 0 for p in pairs)
-    return f"so here, beyond the interval in {beyond} of {len(pairs)}" if beyond else "so here, within the interval"
+    if not mean:
+        return "no change"
+    beyond = sum(p.low > 0 if mean > 0 else p.high < 0 for p in pairs)
+    sure = f"beyond the interval in {beyond} of {len(pairs)}" if beyond else "within the interval"
+    return f"{'so here' if mean * sign > 0 else 'the other way'}, {sure}"
 
 
 def transfer_tables(summary: Summary) -> list[Table]:

@@ -101,7 +101,7 @@ def stage_of(config: Config, stage: int) -> Stage[Episodes]:
     """Stage 1 (world model) or 2 (risk) of an experiment."""
     settings = config.stage1 if stage == 1 else config.stage2
     relevant = to_dict(config)
-    del relevant["stage2"]["pooled"]  # fitted after the stage
+    del relevant["stage2"]["pooled"], relevant["train"]["half"]  # what is done after the stage
     if stage == 1:
         del relevant["model"]["successor"], relevant["model"]["heads"]  # how risk is read
     transform, step = make_step(config, stage)

@@ -1,4 +1,4 @@
-"""Metrics and paired differences from outcomes, against counts done by hand and scipy."""
+"""Metrics and paired differences from outcomes, against counts done by hand."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import wilcoxon
 
 from jaxguard.evaluation.metrics import EvaluationError
-from jaxguard.evaluation.outcomes import Guarded, Outcomes, read_outcomes
+from jaxguard.evaluation.outcomes import GuardOutcome, Outcomes, read_outcomes
 from jaxguard.experiments.statistics import METRICS, differences, measured, require_same
 
 UNSAFE = np.array([True, True, True, True, False, False, False, False])
 FIRST = np.array([3, 2, 4, 1, -1, -1, -1, -1])
 
 
-def guarded(first_alert: list[int]) -> Guarded:
+def guarded(first_alert: list[int]) -> GuardOutcome:
     first = np.array(first_alert)
-    return Guarded(first >= 0, np.where(first >= 0, 0.9, 0.1), first)
+    return GuardOutcome(first >= 0, np.where(first >= 0, 0.9, 0.1), first)
 
 
 GOOD = guarded([1, 2, 3, -1, -1, -1, -1, 0])  # finds three, two of them early; one false alert
 POOR = guarded([3, -1, -1, -1, 0, -1, 2, 0])  # finds one, at its hazard; three false alerts
 
+NEAR = guarded([1, 2, 3, -1, -1, -1, -1, -1])  # as the first, without the false alert
 
-def found(**guards: Guarded) -> Outcomes:
+
+def found(**guards: GuardOutcome) -> Outcomes:
     ids = tuple("abcdefgh")
     return Outcomes(ids, ids, UNSAFE, FIRST, UNSAFE & np.array([True] * 3 + [False] * 5), guards)
 
@@ -46,16 +47,19 @@ def test_ranking_counts_ties_as_half() -> None:
 
 
 def test_a_guard_without_scores_or_times_has_no_figures_of_them() -> None:
-    values = measured(found(rule=Guarded(GOOD.alert)), "rule", seed=1, resamples=10)
+    values = measured(found(rule=GuardOutcome(GOOD.alert)), "rule", seed=1, resamples=10)
     assert {name for name, i in values.items() if np.isnan(i.value)} == {"auroc", "phir", "phir_minus_fpr", "mas"}
 
 
-def test_differences_are_paired_and_their_test_is_the_signed_rank_test() -> None:
+def test_differences_are_paired_and_their_test_is_exact() -> None:
     own = differences(found(good=GOOD, poor=POOR), GOOD, POOR, seed=1, resamples=200)
     assert own["f1"].interval.value == pytest.approx(6 / 8 - 2 / 8)
     assert own["phir"].interval.value == pytest.approx(2 / 3)
-    right = (GOOD.alert == UNSAFE).astype(float) - (POOR.alert == UNSAFE)
-    assert own["f1"].p == pytest.approx(wilcoxon(right, method="approx").pvalue)
+    # Right where the other is wrong: four trajectories (b, c, e, g), never the other way round: 2 / 2^4.
+    assert own["f1"].p == pytest.approx(2 / 2**4)
+    assert own["sr"].p == pytest.approx(2 / 2**2)
+    # A single pair that differs says nothing.
+    assert differences(found(one=GOOD, two=NEAR), GOOD, NEAR, seed=1, resamples=20)["f1"].p == 1.0
     back = differences(found(good=GOOD, poor=POOR), POOR, GOOD, seed=1, resamples=200)
     assert back["f1"].interval.value == -own["f1"].interval.value
     assert back["f1"].interval.low == pytest.approx(-own["f1"].interval.high)
@@ -67,8 +71,8 @@ def test_equal_guards_differ_in_nothing() -> None:
 
 
 def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
-    odd = Guarded(GOOD.alert, np.where(GOOD.alert, np.inf, 0.25), None)
-    before = found(good=GOOD, odd=odd, bare=Guarded(POOR.alert))
+    odd = GuardOutcome(GOOD.alert, np.where(GOOD.alert, np.inf, 0.25), None)
+    before = found(good=GOOD, odd=odd, bare=GuardOutcome(POOR.alert))
     before.write(tmp_path / "outcomes.json")
     after = read_outcomes(tmp_path / "outcomes.json")
     assert (after.ids, after.clusters, list(after.guards)) == (before.ids, before.clusters, ["good", "odd", "bare"])
@@ -87,7 +91,7 @@ def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
         ("{", "expected what `jaxguard evaluate` wrote"),
         ('{"outcomes": 9}', "version 9, expected 1"),
         ('{"outcomes": 1, "ids": ["a"], "clusters": ["a"], "unsafe": [true, false], "first_hazard": [1], '
-         '"timed": [true], "guards": {}}', r"shape \(2,\), expected \(1,\)"),
+         '"timed": [true], "guards": {}, "made": {}}', r"shape \(2,\), expected \(1,\)"),
     ],
 )  # fmt: skip
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:

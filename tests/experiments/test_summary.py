@@ -49,10 +49,11 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 
 def test_an_experiment_that_ran_again_replaces_its_rows_and_no_others() -> None:
     again = Summary((figure("jaxguard", 0.1),), (), ("rivals: other: gone",))
-    found = SUMMARY.replaced("rivals", again)
+    found = SUMMARY.replaced("rivals", again, "plan")
     assert found.having("rivals").figures == again.figures
     assert found.having("ablations") == SUMMARY.having("ablations")
     assert found.left_out == ("rivals: other: gone",)
+    assert (found.of_plan("plan"), found.of_plan("another")) == (found, Summary())
 
 
 def test_tables_show_means_spread_and_who_is_ahead() -> None:
@@ -68,13 +69,14 @@ def test_what_the_paper_says_is_compared_with_what_happened() -> None:
     (table,) = claim_table(SUMMARY, {"no <memory>": "model.recurrent=false", "other": "x=1"})
     assert [(row[1], row[3]) for row in table.rows] == [
         ("F1 falls", "so here, beyond the interval in 1 of 1"),
-        ("FPR rises", "does not"),
+        ("FPR rises", "the other way, within the interval"),
     ]
 
 
 def test_one_value_has_no_spread_and_none_a_dash() -> None:
     assert spread([0.5]) == "0.500"
     assert spread([math.nan]) == "–"
+    assert spread([0.5, math.nan]) == "0.500 (1 of 2)"
     assert ahead([]) == "–"
 
 
