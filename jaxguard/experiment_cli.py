@@ -25,6 +25,7 @@ def add_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="folder for runs, summary.json and the page"
     )
     sub.add_argument("--guard", type=Path, metavar="DIR", help="bundle for the cases (default: the one in the package)")
+    sub.add_argument("--quiet", action="store_true", help="no progress bars")
     sub.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the plan")
 
     sub = command("ship", _ship, "make a bundle with a model card of an evaluated run")
@@ -55,7 +56,9 @@ def _experiment(arguments: argparse.Namespace) -> None:
     plan = None if names == (CASES,) else load_plan(arguments.plan, tuple(arguments.overrides))
     for name in names:
         if plan is not None and name != CASES:
-            tables, left_out, page = conduct(name, plan, arguments.out, str(arguments.plan))
+            tables, left_out, page = conduct(
+                name, plan, arguments.out, str(arguments.plan), progress=not arguments.quiet
+            )
         elif guard is not None:
             tables, left_out, page = _cases(guard, arguments.out)
         for table in tables:

@@ -79,7 +79,7 @@ def at_toy_size(cache: Path) -> Iterator[None]:
         compilation_cache.reset_cache()
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("jaxguard.features.encoder", "jaxguard.guard", "jaxguard.inputs"):
+        for module in ("jaxguard.features.encoder", "jaxguard.guard", "jaxguard.inputs", "jaxguard.experiments.runs"):
             patch.setattr(f"{module}.load_encoder", hash_encoder)
         patch.setattr(loop, "make_step", _shared(make_step))
         patch.setattr(loop, "make_validation", _shared(make_validation))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from jaxguard.evaluation.evaluate import GUARD
 from jaxguard.evaluation.outcomes import GuardOutcome, Outcomes, read_outcomes
 from jaxguard.experiments.page import write_summary_page
 from jaxguard.experiments.plan import FULL, Plan
-from jaxguard.experiments.runs import evaluated, missing_data, run_folder, set_config
+from jaxguard.experiments.runs import evaluated, missing_data, run_folder, say, set_config
 from jaxguard.experiments.statistics import differences, measured, require_same
 from jaxguard.experiments.summary import Figure, Paired, Summary, figures, read_summary
 from jaxguard.experiments.tables import Table, claim_table, guard_tables, transfer_tables
@@ -19,9 +18,7 @@ from jaxguard.rivals import FOLDER as RIVALS
 from jaxguard.rivals import NAMES, rivals_run
 from jaxguard.run import OUTCOMES, transfer_run
 
-logger = logging.getLogger(__name__)
-
-Experiment = Callable[[Plan, Path], Summary]
+Experiment = Callable[[Plan, Path, bool], Summary]
 
 
 def _there(plan: Plan, out: Path, names: tuple[str, ...], experiment: str) -> tuple[list[str], list[str]]:
@@ -52,17 +49,17 @@ def _met(folder: Path) -> bool:
     return found.made == now.made and found.ids == now.ids and set(NAMES) <= set(found.guards)
 
 
-def rivals(plan: Plan, out: Path) -> Summary:
+def rivals(plan: Plan, out: Path, progress: bool = True) -> Summary:
     """The guard beside its rivals, on every set and seed: same splits, same calibration."""
     rows: list[Figure] = []
     paired: list[Paired] = []
     names, left_out = _there(plan, out, plan.sets, "rivals")
     for name in names:
         for seed in plan.seeds:
-            folder = evaluated(plan, out, name, seed)
+            folder = evaluated(plan, out, name, seed, progress=progress)
             if not _met(folder):
-                logger.info("%s, rivals, seed %s", name, seed)
-                rivals_run(folder, progress=False)
+                say(f"{name}, rivals, seed {seed}", progress)
+                rivals_run(folder, progress=progress)
             found = read_outcomes(folder / RIVALS / OUTCOMES)
             for guard, own in found.guards.items():
                 rows += figures("rivals", name, seed, guard, measured(found, guard, seed=int(seed)))
@@ -72,7 +69,7 @@ def rivals(plan: Plan, out: Path) -> Summary:
     return Summary(tuple(rows), tuple(paired), tuple(left_out))
 
 
-def ablations(plan: Plan, out: Path) -> Summary:
+def ablations(plan: Plan, out: Path, progress: bool = True) -> Summary:
     """The guard without one of its parts, beside the one that has them all (paper, table 5)."""
     rows: list[Figure] = []
     paired: list[Paired] = []
@@ -81,7 +78,7 @@ def ablations(plan: Plan, out: Path) -> Summary:
         for seed in plan.ablation_seeds:
             full: Outcomes | None = None
             for variant, overrides in plan.variants.items():
-                folder = evaluated(plan, out, name, seed, variant, overrides)
+                folder = evaluated(plan, out, name, seed, variant, overrides, progress=progress)
                 found = read_outcomes(folder / "report" / OUTCOMES)
                 rows += figures("ablations", name, seed, variant, measured(found, GUARD, seed=int(seed)))
                 if full is None:
@@ -93,7 +90,7 @@ def ablations(plan: Plan, out: Path) -> Summary:
     return Summary(tuple(rows), tuple(paired), tuple(left_out))
 
 
-def transfer(plan: Plan, out: Path) -> Summary:
+def transfer(plan: Plan, out: Path, progress: bool = True) -> Summary:
     """Guards with their thresholds on other sets, and with thresholds from a few safe trajectories there."""
     rows: list[Figure] = []
     left_out: list[str] = []
@@ -104,7 +101,7 @@ def transfer(plan: Plan, out: Path) -> Summary:
         if len(names) < 2:
             continue
         for seed in plan.seeds:
-            folder = evaluated(plan, out, source, seed)
+            folder = evaluated(plan, out, source, seed, progress=progress)
             there = set_config(plan, out, target).data
             found = transfer_run(folder, there.trajectories, store=Path(there.store))
             rows.append(Figure("transfer", entry, seed, "own", "auroc", found.auroc))
@@ -118,7 +115,9 @@ def transfer(plan: Plan, out: Path) -> Summary:
 EXPERIMENTS: Mapping[str, Experiment] = {"rivals": rivals, "ablations": ablations, "transfer": transfer}
 
 
-def conduct(name: str, plan: Plan, out: Path, source: str) -> tuple[list[Table], tuple[str, ...], Path]:
+def conduct(
+    name: str, plan: Plan, out: Path, source: str, *, progress: bool = True
+) -> tuple[list[Table], tuple[str, ...], Path]:
     """Runs one experiment, puts it into ``summary.json``, and writes the page of all that is there.
 
     Args:
@@ -126,6 +125,7 @@ def conduct(name: str, plan: Plan, out: Path, source: str) -> tuple[list[Table],
         plan: Which runs.
         out: Folder for runs and summary.
         source: Name of the plan, for the page.
+        progress: Says what is made, with bars, on stderr.
 
     Returns:
         The experiment's tables, what was left out, and the page.
@@ -136,7 +136,7 @@ def conduct(name: str, plan: Plan, out: Path, source: str) -> tuple[list[Table],
     out.mkdir(parents=True, exist_ok=True)
     file, digest = out / "summary.json", plan.digest
     before = read_summary(file).of_plan(digest)
-    found = EXPERIMENTS[name](plan, out)
+    found = EXPERIMENTS[name](plan, out, progress)
     if not found.figures:
         raise RunError(f"experiment {name}: nothing to run; {'; '.join(found.left_out) or 'the plan names nothing'}")
     summary = before.replaced(name, found, digest)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +20,6 @@ from jaxguard.settings import load_settings
 from jaxguard.traces.convert import TRAJECTORIES_FILE, write_made
 from jaxguard.traces.drift import generate
 from jaxguard.traces.jsonl import read_trajectories
-
-logger = logging.getLogger(__name__)
 
 
 def run_folder(out: Path, name: str, variant: str, seed: str) -> Path:
@@ -53,8 +51,21 @@ def missing_data(plan: Plan, out: Path, name: str) -> list[str]:
     return [path for path in (*config.data.trajectories, config.data.store) if not Path(path).exists()]
 
 
+def say(text: str, progress: bool) -> None:
+    """Names what is made, above its bars."""
+    if progress:
+        print(text, file=sys.stderr, flush=True)
+
+
 def evaluated(
-    plan: Plan, out: Path, name: str, seed: str, variant: str = DEFAULT, overrides: Sequence[str] = ()
+    plan: Plan,
+    out: Path,
+    name: str,
+    seed: str,
+    variant: str = DEFAULT,
+    overrides: Sequence[str] = (),
+    *,
+    progress: bool = True,
 ) -> Path:
     """The folder of a run that is trained, calibrated and evaluated; makes it where it is not.
 
@@ -74,11 +85,11 @@ def evaluated(
         if read_outcomes(folder / "report" / OUTCOMES).made != stamp(guard):
             evaluate_run(folder)  # it was calibrated anew since
         return folder
-    logger.info("%s, %s, seed %s", name, variant, seed)
+    say(f"{name}, {variant}, seed {seed}", progress)
     for source in (run_folder(out, name, other, seed) for other in (DEFAULT, FULL)):
         if not folder.exists() and (source / "report" / OUTCOMES).exists():
             _borrow(load_settings(source / CONFIG_FILE, (), Config), config, source, folder)
-    train(config, folder, progress=False)
+    train(config, folder, progress=progress)
     calibrate_run(folder)
     evaluate_run(folder)
     return folder
