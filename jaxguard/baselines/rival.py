@@ -6,12 +6,14 @@ Every rival is asked at the same place as the guard, sees what the guard may see
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from jaxguard.features.texts import trajectory_texts
 from jaxguard.types import JaxguardError, Step, Trajectory
 
 
@@ -41,6 +43,52 @@ class ScoresAll(Protocol):
     def score_all(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
         """``[T]`` risks of each trajectory, equal to those of ``observe`` step by step."""
         ...
+
+
+class PrefixRival(abc.ABC):
+    """A rival of whole runs: ``risks`` reads a run once, and what it says of step t depends on steps 0..t alone."""
+
+    name: str
+
+    @abc.abstractmethod
+    def risks(self, trajectory: Trajectory) -> np.ndarray:
+        """``[T]`` risks of the steps."""
+
+    def observe(self, prefix: Trajectory, action: Step) -> float:
+        """As :meth:`Rival.observe`."""
+        return float(self.risks(dataclasses.replace(prefix, steps=(*prefix.steps, action)))[-1])
+
+    def score_all(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        """As :meth:`ScoresAll.score_all`."""
+        return [self.risks(trajectory) for trajectory in trajectories]
+
+
+class StepVectors(NamedTuple):
+    """What the guard itself reads of a run of T steps."""
+
+    obs: np.ndarray  # [T, E], o_0 .. o_{T-1}
+    act: np.ndarray  # [T, E]
+    ins: np.ndarray  # [E]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReader:
+    """Looks up the vectors of a run's steps.
+
+    Attributes:
+        lookup: ``texts -> [N, E]``, e.g. ``FeatureStore.get``.
+        thought: The agent's reasoning stands before each action.
+    """
+
+    lookup: Callable[[Sequence[str]], np.ndarray]
+    thought: bool = False
+
+    def __call__(self, trajectory: Trajectory) -> StepVectors:
+        """Vectors of the steps; the result of the last call is not read."""
+        texts = trajectory_texts(trajectory, thought=self.thought)
+        count = len(trajectory)
+        found = self.lookup((*texts.observations[:count], *texts.actions, texts.instruction))
+        return StepVectors(found[:count], found[count:-1], found[-1])
 
 
 def blind(trajectory: Trajectory) -> Trajectory:
