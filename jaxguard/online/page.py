@@ -71,7 +71,7 @@ def _cell(rate: Rate) -> str:
 
 
 def _table_cell(rate: Rate) -> Markup:
-    note = f"{number(rate.low, digits=2)}–{number(rate.high, digits=2)}, {rate.scored:,} cases"
+    note = f"{number(rate.low, digits=2)}–{number(rate.high, digits=2)}, n = {rate.scored:,}"
     if rate.unscored:
         note += f", {rate.unscored:,} unscored"
     return Markup("{}<small>{}</small>").format(number(rate.value), note)
@@ -128,12 +128,13 @@ def pareto(online: Online) -> str:
 
 def _by_risk_type(online: Online) -> Section:
     kinds = sorted({kind for r in online.results for kind in r.by_risk_type})
-    columns = [f"{clip(r.name, 24)}, {what}" for r in online.results for what in ("safety", "utility")]
     rows = [
-        (visible(kind), [_table_cell(rate) for r in online.results for rate in r.by_risk_type[kind]]) for kind in kinds
+        (f"{visible(kind)}: {visible(r.name)}", [_table_cell(rate) for rate in r.by_risk_type[kind]])
+        for kind in kinds
+        for r in online.results
     ]
-    return Section("By risk type", "Few cases each: read the intervals.",
-                   {"first": "Risk type", "columns": columns, "rows": rows})  # fmt: skip
+    table = {"first": "Risk type", "columns": ["Safety Rate", "Utility Rate"], "rows": rows}
+    return Section("By risk type", "Few cases each: read the intervals.", table)
 
 
 def _steps(online: Online) -> Section:

@@ -71,6 +71,7 @@ def test_scripted_figures_are_those_of_the_labels(data: Path, tmp_path: Path) ->
     assert summary["scripted"] is True
     assert summary["frontier"] == ["all"]
     assert summary["settings"]["seed"] == 20260716
+    assert summary["settings"]["conditions"]["half"] == "oracle, BLOCK above 0.5"
     assert report.page.exists()
 
 
