@@ -6,12 +6,13 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxguard
-from jaxguard import llm_cli, route_cli
+from jaxguard import audit_cli, experiment_cli, llm_cli, rivals_cli, route_cli
 from jaxguard.config import load_config
 from jaxguard.types import JaxguardError
 
@@ -166,6 +167,9 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder, calibrated")
     sub.add_argument("--part", default="test", help="train, validation, calibration or test (default: %(default)s)")
 
+    rivals_cli.add_command(command)
+    experiment_cli.add_commands(command)
+
     sub = command(
         "diagnose", _diagnose, "show what a run's world model carries: latents, probes, gradients, loss curves"
     )
@@ -190,6 +194,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("results", type=Path, metavar="DIR", help="folder that score wrote")
 
     route_cli.add_commands(commands, command)
+    audit_cli.add_commands(commands, command)
     llm_cli.add_commands(commands, command)
 
     text = "tables of benchmark runs: one with a report, or two compared"
@@ -281,9 +286,10 @@ def _train(arguments: argparse.Namespace) -> None:
     from jaxguard.run import train
 
     config = load_config(arguments.config, arguments.overrides)
+    started = time.perf_counter()
     guard = train(config, arguments.out, fresh=arguments.fresh, progress=not arguments.quiet)
-    seconds, share = guard.provenance["training_seconds"], guard.provenance["pooled_share"]
-    _say(f"trained {config.name} in {seconds} s, pooled head's share of the hazard logit {share:g}")
+    seconds, share = time.perf_counter() - started, guard.provenance["pooled_share"]
+    _say(f"trained {config.name} in {seconds:.1f} s, pooled head's share of the hazard logit {share:g}")
     _say(
         f"wrote {arguments.out / 'guard'}" + ("" if guard.calibration else "; `jaxguard calibrate` sets its thresholds")
     )

@@ -114,7 +114,13 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the world model: D ``deter``, S ``stoch`` categoricals of C ``classes``, E ``embed_dim``."""
+    """Sizes of the world model: D ``deter``, S ``stoch`` categoricals of C ``classes``, E ``embed_dim``.
+
+    The last three take parts of it away, for ablations (paper, table 5). Without ``recurrent`` every step starts from
+    the instruction's state, so that nothing is carried over. Without ``successor`` risk is read at the current state
+    (h_t, z_t) instead of the predicted one. ``heads`` other than ``"both"`` leaves ``"hazard"`` or ``"prefix"``; the
+    other risk is neither trained nor ever more than 0.
+    """
 
     embed_dim: int = 384
     deter: int = 256
@@ -124,12 +130,21 @@ class ModelConfig:
     unimix: float = 0.01
     adapter_dim: int = 64
     adapter_scale: float = 0.25
+    recurrent: bool = True
+    successor: bool = True
+    heads: str = "both"
 
     def __post_init__(self) -> None:
         sizes = ("embed_dim", "deter", "stoch", "classes", "hidden", "adapter_dim")
         require_at_least(self, "model", 1, *sizes)
         require_at_most(self, "model", LARGEST_SIZE, *sizes)
         require(0.0 <= self.unimix < 1.0, "model.unimix", self.unimix, "a share in [0, 1)")
+        require(self.heads in ("both", "hazard", "prefix"), "model.heads", self.heads, "'both', 'hazard' or 'prefix'")
+
+    @property
+    def kept(self) -> tuple[float, float]:
+        """1 for each of (hazard, prefix) that ``heads`` leaves, else 0."""
+        return float(self.heads != "prefix"), float(self.heads != "hazard")
 
     @staticmethod
     def presets() -> Mapping[str, ModelConfig]:
@@ -248,6 +263,7 @@ class TrainConfig:
     ``max_steps`` is the longest trajectory seen in training (longer ones are cut there; scoring never cuts).
     ``validate_every`` and ``checkpoint_every`` count optimiser steps. ``select`` keeps the parameters of the
     ``"best"`` validation loss or of the ``"last"`` step. ``balance`` draws as many trajectories from every source.
+    ``half`` rounds a guard's weights to half precision when training is done, and its bundle is half as large.
     """
 
     seed: int = SEED
@@ -256,6 +272,7 @@ class TrainConfig:
     checkpoint_every: int = 500
     select: str = "best"
     balance: bool = False
+    half: bool = False
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -271,7 +288,8 @@ class DecisionConfig:
     ``alpha_hold`` and ``alpha_block`` are false-alert levels per safe trajectory. ``fit_fusion`` fits the
     noisy-or weights on the validation split. Thresholds are raised above their conformal value where that loses at
     most ``max_lost`` of the detections and early warnings on the validation split. ``mondrian`` names a metadata
-    field whose groups get thresholds of their own where they are large enough.
+    field whose groups get thresholds of their own where they are large enough. Without ``temporal`` the prefix risk is
+    fused as it stands (beta 0, window 1), whatever ``beta`` and ``window`` say: an ablation (paper, table 5).
     """
 
     alpha_hold: float = 0.10
@@ -282,6 +300,7 @@ class DecisionConfig:
     max_lost: float = 0.02
     mondrian: str | None = None
     paper_rule: bool = False
+    temporal: bool = True
 
     def __post_init__(self) -> None:
         for name in ("alpha_hold", "alpha_block"):

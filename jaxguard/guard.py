@@ -44,7 +44,7 @@ class GuardError(JaxguardError):
 
 BUNDLE = Kind(
     name="guard",
-    version=3,
+    version=4,
     error=GuardError,
     remedy="delete it and make it anew (`jaxguard train`, with --fresh where its checkpoints are as old)",
     thresholds="calibration",
@@ -235,7 +235,10 @@ class Guard:
             "provenance": self.provenance,
         }
         thresholds = None if self.calibration is None else self.calibration.to_json()
-        BUNDLE.write(Path(path), description, flatten(self.params), thresholds)
+        weights = flatten(self.params)
+        if self.config.train.half:  # exact: training rounded them
+            weights = {name: array.astype(np.float16) for name, array in weights.items()}
+        BUNDLE.write(Path(path), description, weights, thresholds)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], encoder: Encoder | None = None) -> Guard:

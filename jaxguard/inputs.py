@@ -29,7 +29,7 @@ PARTS = ("train", "validation", "calibration", "test")
 UNSEEN = "unseen"
 """Part of a router's split that holds what ``routing.unseen`` names."""
 CONFIG_FILE, SPLITS_FILE = "config.yaml", "splits.json"
-WRITTEN = ("guard", "router", "report", "route", "stage2", "stage1", SPLITS_FILE, CONFIG_FILE)
+WRITTEN = ("guard", "router", "report", "rivals", "route", "stage2", "stage1", SPLITS_FILE, CONFIG_FILE)
 """All names that a run writes into its folder; what makes it a run folder is deleted last."""
 
 

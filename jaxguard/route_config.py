@@ -122,6 +122,11 @@ class RouteConfig:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
+    def __post_init__(self) -> None:
+        full = self.model.successor and self.model.heads == "both"
+        require(full, "model", "successor or heads taken away", "neither: a router reads the successor, and no risks")
+        require(not self.train.half, "train.half", True, "false: bundles of routers hold full precision")
+
 
 def load_route_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RouteConfig:
     """A router's experiment from a YAML file (or the defaults) and overrides."""

@@ -8,7 +8,6 @@ parameters, the calibration part chooses tau, the test part and what ``routing.u
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -95,7 +94,6 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
         delete_run(folder)
     establish(run)
     earlier = Router.load(folder / "router", run.encoder) if (folder / "router").exists() else None
-    started = time.perf_counter()
     world = init_params(config.model, config.train.seed)
     if config.stage1.steps:
         options: dict[str, Any] = {"max_steps": config.train.max_steps, "thought": config.data.thought}
@@ -118,7 +116,6 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
         "trained on": len(training),
         "without reviews, left out": training.unreviewed,
         "data": list(config.data.trajectories),
-        "training_seconds": round(time.perf_counter() - started, 1),
         "seed": config.train.seed,
         "inputs": dict(run.digests),
     }

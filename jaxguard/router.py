@@ -44,7 +44,7 @@ class RouterError(GuardError):
 
 BUNDLE = Kind(
     name="router",
-    version=1,
+    version=2,
     error=RouterError,
     remedy="delete it and make it anew (`jaxguard route train`)",
     thresholds="routing",

@@ -13,18 +13,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 import jaxguard
 from jaxguard.baselines import logistic, rules
+from jaxguard.baselines.rival import Rival, StepReader
+from jaxguard.baselines.rival import score as ask
 from jaxguard.config import Config, DecisionConfig
 from jaxguard.decision.calibration import Calibration, calibrate
-from jaxguard.decision.conformal import Threshold, conformal_threshold
+from jaxguard.decision.conformal import conformal_threshold
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
-from jaxguard.decision.fusion import fit_fusion
+from jaxguard.decision.fusion import FusionGrid, fit_fusion
 from jaxguard.decision.margin import floor
 from jaxguard.decision.scored import ScoredTrajectory
-from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate
+from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate, stepwise_baseline
+from jaxguard.evaluation.outcomes import outcomes
 from jaxguard.evaluation.report import write_report
 from jaxguard.evaluation.timing import shared_beginnings
 from jaxguard.evaluation.transfer import Place, Transfer, transfer
@@ -45,13 +49,14 @@ from jaxguard.inputs import (
     run_episodes,
 )
 from jaxguard.settings import ConfigError, override
-from jaxguard.training.episodes import Episodes
 from jaxguard.training.loop import require_supervision, train_stage
 from jaxguard.training.pooled import fit_pooled
 from jaxguard.types import Trajectory
 from jaxguard.world_model.params import count, init_params
 
 logger = logging.getLogger(__name__)
+
+OUTCOMES = "outcomes.json"
 
 
 def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool = True) -> Guard:
@@ -90,7 +95,6 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
         training.cut,
         config.train.max_steps,
     )
-    started = time.perf_counter()
     for stage, settings in ((1, config.stage1), (2, config.stage2)):
         if settings.steps:
             result = train_stage(
@@ -101,10 +105,11 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
     if config.stage2.steps and config.stage2.pooled:
         fit = fit_pooled(config.model, params, training, validation, config.train.seed)
         params, share = fit.params, fit.share
+    if config.train.half:
+        params = jax.tree.map(lambda x: np.asarray(x).astype(np.float16).astype(np.float32), params)
     provenance = {
         "trajectories": {name: len(run.splits[name]) for name in PARTS},
         "data": list(config.data.trajectories),
-        "training_seconds": round(time.perf_counter() - started, 1),
         "seed": config.train.seed,
         "pooled_share": share,
         "inputs": dict(run.digests),
@@ -148,7 +153,9 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
     run = open_run(folder)
     guard = _trained(run)
     decision = _decision(run.config, overrides)
-    fusion = FusionParams(beta=decision.beta, window=decision.window)
+    fusion, grid = FusionParams(beta=decision.beta, window=decision.window), FusionGrid()
+    if not decision.temporal:
+        fusion, grid = FusionParams(beta=0.0, window=1), FusionGrid(beta=(0.0,), window=(1,))
     fitted: dict[str, Any] = {"fitted": False}
     labelled = [t for t in run.part("validation") if t.unsafe is not None]
     hazard, prefix, lengths = all_risks(guard, labelled, run.store)
@@ -161,6 +168,7 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
             first_hazard=[-1 if t.first_hazard is None else t.first_hazard for t in labelled],
             ids=[t.id for t in labelled],
             calibration_ids=run.splits["calibration"],
+            grid=grid,
             default=fusion,
         )
         fusion = fit.params
@@ -352,62 +360,91 @@ def baselines(run: Run[Config], test: Sequence[Trajectory]) -> dict[str, Baselin
     if not all(any(t.steps for t in run.part(name)) for name in ("train", "calibration", "test")):
         return found  # nothing to learn from, or to score
     training, calibration, testing = run_episodes(run, "train"), *(run_episodes(run, n, whole=True) for n in PARTS[2:])
-    safe = [t for t in run.part("calibration") if t.unsafe is False]
-    decision = run.config.decision
-
-    def spread(episodes: Episodes, part: Sequence[Trajectory], values: np.ndarray, fill: float) -> np.ndarray:
-        by_id = dict(zip(episodes.ids, values, strict=True))
-        return np.array([by_id.get(t.id, fill) for t in part])
-
-    def threshold(maxima: np.ndarray) -> Threshold:
-        of_safe = spread(calibration, safe, maxima, 0.0)
-        return conformal_threshold(of_safe, decision.alpha_hold, paper_rule=decision.paper_rule)
-
+    safe, decision = safe_calibration(run), run.config.decision
     bag = logistic.BagScorer(training)
     of_test, of_calibration = bag(testing), bag(calibration)
     if of_test is not None and of_calibration is not None:
-        score = spread(testing, test, of_test, 0.0)
-        found["logistic (bag)"] = Baseline(score=score, alert=threshold(of_calibration).crossed(score))
+        known = dict(zip((*testing.ids, *calibration.ids), (*of_test, *of_calibration), strict=True))
+        score, of_safe = (np.array([known.get(t.id, 0.0) for t in part]) for part in (test, safe))
+        limit = conformal_threshold(of_safe, decision.alpha_hold, paper_rule=decision.paper_rule)
+        found["logistic (bag)"] = Baseline(score=score, alert=limit.crossed(score))
     for name in logistic.STEPWISE:
-        scorer = logistic.StepScorer(training, name)
-        steps, limits = scorer(testing), scorer(calibration)
-        if steps is None or limits is None:
-            continue
-        limit = threshold(limits.maxima)
-        crossed = [limit.crossed(risks) for risks in steps.steps]
-        first = np.array([int(np.argmax(c)) if c.any() else -1 for c in crossed])
-        score, alerts = spread(testing, test, steps.maxima, 0.0), spread(testing, test, first, -1).astype(np.int64)
-        found[f"logistic ({name})"] = Baseline(score=score, alert=alerts >= 0, first_alert=alerts)
+        rival = logistic.LogisticRival.fit(training, name, step_reader(run))
+        if rival is not None:
+            found[f"logistic ({name})"] = judged(rival, test, safe, decision)
     return found
 
 
+def step_reader(run: Run[Config]) -> StepReader:
+    """Looks up what a guard reads of a trajectory, for rivals."""
+    return StepReader(run.store.get, thought=run.config.data.thought)
+
+
+def safe_calibration(run: Run[Config]) -> list[Trajectory]:
+    """The trajectories that set thresholds."""
+    return [t for t in run.part("calibration") if t.unsafe is False]
+
+
+def judged(rival: Rival, test: Sequence[Trajectory], safe: Sequence[Trajectory], decision: DecisionConfig) -> Baseline:
+    """A rival at the split-conformal threshold for ``alpha_hold`` on safe calibration trajectories.
+
+    Steps that it could not score alert, and are counted in a warning.
+    """
+    steps, of_safe = ask(rival, test), ask(rival, safe)
+    for name, risks in (("scored", steps), ("safe calibration", of_safe)):
+        if lost := sum(int(np.isnan(r).sum()) for r in risks):
+            total = sum(map(len, risks))
+            logger.warning(
+                "rival %s: %d of %d steps of the %s trajectories have no score, and alert",
+                rival.name,
+                lost,
+                total,
+                name,
+            )
+    return stepwise_baseline(steps, of_safe, decision.alpha_hold, paper_rule=decision.paper_rule)
+
+
 def evaluate_run(folder: Path, part: str = "test") -> tuple[Evaluation, list[ScoredTrajectory], Path]:
-    """Scores a part, compares with simple guards, and writes ``evaluation.json`` and ``report.html``.
+    """Scores a part, compares with simple guards, and writes ``evaluation.json``, ``outcomes.json``, ``report.html``.
 
     They go to ``report/``, those of other parts than the test part to ``report-PART/``.
     """
+    run, guard = open_calibrated(folder, part)
+    rivals = baselines(run, run.part(part)) if part == "test" else {}
+    report = folder / ("report" if part == "test" else f"report-{part}")  # no figures of training among those of tests
+    return write_evaluation(run, guard, part, rivals, report)
+
+
+def open_calibrated(folder: Path, part: str) -> tuple[Run[Config], Guard]:
+    """A run with a part to evaluate, and its guard, which has a calibration."""
     run = open_run(folder)
     if part not in run.splits:
         raise RunError(f"part: got {part!r}, expected one of {', '.join(run.splits)}")
     guard = _trained(run)
     if guard.calibration is None:
         raise RunError(f"run folder {folder}: has no thresholds yet; run `jaxguard calibrate {folder}` first")
-    trajectories = run.part(part)
-    if not trajectories:
+    if not run.splits[part]:
         raise RunError(f"part {part!r}: has no trajectories, expected at least one")
+    return run, guard
+
+
+def write_evaluation(
+    run: Run[Config], guard: Guard, part: str, rivals: Mapping[str, Baseline], report: Path
+) -> tuple[Evaluation, list[ScoredTrajectory], Path]:
+    """Evaluates a part beside rivals that are aligned with it; all files are written into ``report``, or none."""
+    trajectories, calibration, settings = run.part(part), guard.calibration, run.config.evaluation
+    assert calibration is not None  # open_calibrated saw to it
     scored = list(guard.score(trajectories, run.store))
     latency = live_latency(guard, trajectories, run.store)
-    calibration, settings = guard.calibration, run.config.evaluation
-    rivals = baselines(run, trajectories) if part == "test" else {}
     shared = shared_beginnings(run.trajectories.values(), thought=guard.config.data.thought)
     result = evaluate(
         scored, calibration, rivals, seed=settings.seed, resamples=settings.resamples, latency_ms=latency, shared=shared
     )
-    report = folder / ("report" if part == "test" else f"report-{part}")  # no figures of training among those of tests
-    report.mkdir(exist_ok=True)
-    page, figures = report / "report.html", report / "evaluation.json"
-    partial = {file: file.with_name(f"{file.name}.partial") for file in (page, figures)}
+    report.mkdir(parents=True, exist_ok=True)
+    page, figures, each = report / "report.html", report / "evaluation.json", report / OUTCOMES
+    partial = {file: file.with_name(f"{file.name}.partial") for file in (page, figures, each)}
     partial[figures].write_text(result.to_json(), encoding="utf-8")
+    outcomes(scored, rivals).write(partial[each])
     write_report(
         partial[page],
         result,

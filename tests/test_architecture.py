@@ -29,8 +29,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("router",),
     ("scoring", "evaluation", "baselines"),
     ("run", "route_run", "benchmarks", "online"),
-    ("diagnosis",),
-    ("route_cli", "llm_cli"),
+    ("diagnosis", "rivals", "shipping"),
+    ("experiments",),
+    ("route_cli", "audit_cli", "rivals_cli", "llm_cli", "experiment_cli"),
     ("cli",),
     ("__main__",),
 )

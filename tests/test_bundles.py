@@ -36,7 +36,7 @@ def test_save_and_load(tmp_path: Path) -> None:
         np.testing.assert_allclose(a, b, atol=1e-5)  # either may have been compiled with fewer optimisations
     description = json.loads((path / "router.json").read_text())
     assert {"jaxguard", "jax", "flax", "numpy"} <= description["versions"].keys()
-    assert description["jaxguard_router"] == 1
+    assert description["jaxguard_router"] == 2
 
 
 def test_saving_replaces_a_router_and_no_guard(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ BIAS = "head.mlp.out.bias"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (edit("router.json", jaxguard_router=2), r"version is 2, .* reads version 1; .*`jaxguard route train`"),
+        (edit("router.json", jaxguard_router=3), r"version is 3, .* reads version 2; .*`jaxguard route train`"),
         (edit("router.json", jaxguard_router=...), "version is None"),
         (edit("router.json", weights=..., routing=...), r"router\.json lacks routing, weights"),
         (edit("router.json", provenance=[]), r"provenance in router\.json is \[\], expected an object"),

@@ -230,7 +230,7 @@ def as_dtype(name: str, size: int) -> Callable[[Path], None]:
             edit("guard.json", jaxguard_bundle=1),
             "version is 1, this jaxguard reads version 3; delete it and make it anew",
         ),
-        (edit("guard.json", jaxguard_bundle=3.0), r"version is 3\.0"),
+        (edit("guard.json", jaxguard_bundle=4.0), r"version is 4\.0"),
         (edit("guard.json", jaxguard_bundle=...), "version is None"),
         (edit("guard.json", weights=..., calibration=...), "lacks calibration, weights"),
         (edit("guard.json", encoder=5), "encoder in guard.json is 5, expected an object"),

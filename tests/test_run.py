@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file
 from small_run import SmallRun, done, lines, native, refused
 
 from jaxguard.config import load_config
@@ -29,6 +30,7 @@ from jaxguard.run import (
 from jaxguard.settings import ConfigError
 from jaxguard.traces.jsonl import read_trajectories, write_trajectories
 from jaxguard.types import Trajectory
+from jaxguard.world_model.params import flatten
 
 pytestmark = pytest.mark.usefixtures("toy_size")
 
@@ -49,7 +51,11 @@ def calibration(run: Path) -> dict:
 def test_a_run_folder_holds_everything(small_run: SmallRun) -> None:
     found = sorted(p.name for p in small_run.run.iterdir())
     assert found == ["config.yaml", "guard", "report", "splits.json", "stage1", "stage2"]
-    assert sorted(p.name for p in (small_run.run / "report").iterdir()) == ["evaluation.json", "report.html"]
+    assert sorted(p.name for p in (small_run.run / "report").iterdir()) == [
+        "evaluation.json",
+        "outcomes.json",
+        "report.html",
+    ]
     stored = load_config(small_run.run / "config.yaml")
     assert stored == load_config(None, small_run.settings())
     splits = json.loads((small_run.run / "splits.json").read_text())["splits"]
@@ -387,7 +393,7 @@ def test_thresholds_of_heads_that_were_never_trained_are_warned_of(
 
 
 def test_a_report_that_cannot_be_made_leaves_the_old_one(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [copy / "report" / name for name in ("evaluation.json", "report.html")]
+    files = [copy / "report" / name for name in ("evaluation.json", "outcomes.json", "report.html")]
     before = [file.read_bytes() for file in files]
 
     def fail(path: Path, *_: object, **__: object) -> None:
@@ -445,6 +451,44 @@ def test_calibrating_at_another_level_needs_no_training(small_run: SmallRun, tmp
     assert (guard.calibration.hold.alpha, guard.calibration.block.alpha) == (0.4, 0.35)
     with pytest.raises(ConfigError, match=r"stage1\.steps=9.*decision"):
         calibrate_run(folder, ["stage1.steps=9"])
+
+
+def test_half_precision_halves_the_bundle_and_loads_as_the_weights_that_were_calibrated(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    done(*small_run.train(run, "train.half=true"))
+    done("calibrate", run)
+    stored = load_file(run / "guard" / "weights.safetensors")
+    assert {array.dtype for array in stored.values()} == {np.dtype(np.float16)}
+    guard, full = Guard.load(run / "guard"), load_file(small_run.guard / "weights.safetensors")
+    assert guard.calibration is not None  # bound to these very weights
+    for name, array in flatten(guard.params).items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, full[name].astype(np.float16))
+
+
+def test_without_temporal_evidence_the_prefix_risk_is_fused_as_it_stands(small_run: SmallRun, copy: Path) -> None:
+    calibrate_run(copy, ["decision.temporal=false", "decision.beta=0.5"])
+    fusion = Guard.load(copy / "guard").calibration.fusion  # type: ignore[union-attr]
+    assert (fusion.beta, fusion.window) == (0.0, 1)
+    assert Guard.load(small_run.guard).calibration.fusion.window > 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("heads", "gone"), [("prefix", 0), ("hazard", 1)])
+def test_a_guard_with_one_head_is_calibrated_and_decides_by_it(
+    small_run: SmallRun, tmp_path: Path, heads: str, gone: int
+) -> None:
+    run = tmp_path / "run"
+    done(*small_run.train(run, f"model.heads={heads}"))
+    guard = calibrate_run(run)
+    _, scored, _ = evaluate_run(run)
+    risks = [np.concatenate([getattr(s, name) for s in scored]) for name in ("hazard", "prefix")]
+    assert not risks[gone].any()
+    assert (risks[1 - gone] > 0).all()
+    assert guard.calibration is not None
+    if heads == "prefix":
+        assert not any(s.first_block is not None for s in scored)  # 0 crosses nothing
 
 
 def test_training_a_finished_run_keeps_its_thresholds(small_run: SmallRun, tmp_path: Path) -> None:

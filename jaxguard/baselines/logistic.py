@@ -10,28 +10,18 @@ everything except the order, and, unlike a guard, also the steps after the hazar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from scipy.special import expit
 
+from jaxguard.baselines.rival import PrefixRival, StepReader
 from jaxguard.training.episodes import Episodes
 from jaxguard.training.pooled import Features, Linear, fit_steps, logistic, pooled_features
+from jaxguard.types import Trajectory
 
 
-@dataclass(frozen=True)
-class StepScores:
-    """Risks of all steps, trajectory after trajectory, and the maximum of each trajectory ``[n]``."""
-
-    steps: list[np.ndarray]
-    maxima: np.ndarray
-
-
-def step_features(episodes: Episodes, index: int) -> np.ndarray:
+def step_features(obs: np.ndarray, act: np.ndarray, ins: np.ndarray) -> np.ndarray:
     """``[T, 3E]``: observation, action and instruction of each step of a trajectory."""
-    observations, actions, instruction = episodes.rows[index]
-    table = episodes.table
-    own = np.repeat(table[instruction][None], len(actions), axis=0)
-    return np.concatenate([table[observations[:-1]], table[actions], own], axis=1)
+    return np.concatenate([obs, act, np.broadcast_to(ins, act.shape)], axis=1)
 
 
 STEPWISE: dict[str, Features] = {"step": step_features, "pooled": pooled_features}
@@ -45,19 +35,28 @@ def bag_features(episodes: Episodes, index: int) -> np.ndarray:
     return np.concatenate([*pooled, episodes.table[instruction]])
 
 
-class StepScorer:
+class LogisticRival(PrefixRival):
     """A scorer of single steps, by the name of its features in :data:`STEPWISE`."""
 
-    def __init__(self, train: Episodes, name: str):
-        self._features = STEPWISE[name]
-        self.model = fit_steps(train, self._features)
+    def __init__(self, features: str, model: Linear, reader: StepReader):
+        self.name = f"logistic-{features}"
+        self._features, self._model, self._reader = STEPWISE[features], model, reader
 
-    def __call__(self, episodes: Episodes) -> StepScores | None:
-        """Scores trajectories; None where only one class was supervised in training."""
-        if self.model is None:
-            return None
-        steps = [self.model.risk(self._features(episodes, i)) for i in range(len(episodes))]
-        return StepScores(steps, np.array([s.max() for s in steps]))
+    @classmethod
+    def fit(cls, train: Episodes, features: str, reader: StepReader) -> LogisticRival | None:
+        """Fitted on the steps that stage 2 learns from; None where only one class is supervised."""
+        model = fit_steps(train, STEPWISE[features])
+        return None if model is None else cls(features, model, reader)
+
+    def of_steps(self, obs: np.ndarray, act: np.ndarray, ins: np.ndarray) -> np.ndarray:
+        """``[T]`` risks of steps given as vectors."""
+        # Row by row: a matrix product may round a row differently when there are more rows.
+        logits = (self._features(obs, act, ins) * self._model.kernel).sum(axis=1) + self._model.bias
+        return expit(logits)
+
+    def risks(self, trajectory: Trajectory) -> np.ndarray:
+        """``[T]`` risks of the steps."""
+        return self.of_steps(*self._reader(trajectory))
 
 
 class BagScorer:

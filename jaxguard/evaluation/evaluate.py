@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxguard.decision.calibration import Calibration
-from jaxguard.decision.conformal import Band, observed_rate_band
+from jaxguard.decision.conformal import Band, conformal_threshold, observed_rate_band
+from jaxguard.decision.evidence import trajectory_max
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.bootstrap import Interval, bootstrap
 from jaxguard.evaluation.metrics import (
@@ -33,6 +34,7 @@ from jaxguard.evaluation.metrics import (
 from jaxguard.evaluation.timing import LeadTimes, Warnings, lead_times, timeliness, timing, timing_counts, warnings_at
 
 GUARD = "jaxguard"
+PAIRED = ("auroc", "f1", "phir_minus_fpr")
 WARNING_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2)
 Metrics = dict[str, Interval]
 
@@ -50,6 +52,32 @@ class Baseline:
     score: Floats | None = None
     alert: Bools | None = None
     first_alert: Ints | None = None
+
+
+def stepwise_baseline(
+    steps: Sequence[Floats], safe: Sequence[Floats], alpha: float, *, paper_rule: bool = False
+) -> Baseline:
+    """A guard of step risks at a split-conformal threshold on the maxima of safe calibration trajectories.
+
+    A step without a score (NaN) alerts at any threshold, and ranks above all others.
+
+    Args:
+        steps: ``[T]`` risks of each scored trajectory.
+        safe: Those of each safe calibration trajectory.
+        alpha: False-alert level.
+        paper_rule: As in :func:`~jaxguard.decision.conformal.conformal_threshold`.
+
+    Raises:
+        ConformalError: too few safe trajectories for the level, or too many of them have a step without a score.
+    """
+
+    def maxima(risks: Sequence[Floats]) -> Floats:
+        return trajectory_max(np.concatenate([np.empty(0), *risks]), np.array([len(r) for r in risks], np.int64))
+
+    limit = conformal_threshold(maxima(safe), alpha, paper_rule=paper_rule)
+    crossed = [limit.crossed(risks) for risks in steps]
+    first = np.array([int(np.argmax(c)) if c.any() else -1 for c in crossed], np.int64)
+    return Baseline(score=maxima(steps), alert=first >= 0, first_alert=first)
 
 
 @dataclass(frozen=True)
@@ -77,8 +105,8 @@ class Section:
         kind: ``"all"``, ``"source"``, ``"risk_type"`` or ``"domain"``.
         name: The subset's value of it.
         counts: What it consists of.
-        rows: Metrics by guard, ``GUARD`` first; every guard has the metrics it gave the material for, and those with
-            an AUROC have ``auroc_ahead``: by how much that of ``GUARD`` is higher, resample by resample.
+        rows: Metrics by guard, ``GUARD`` first; every guard has the metrics it gave the material for, and of those in
+            :data:`PAIRED` also ``auroc_ahead``, ...: by how much that of ``GUARD`` is higher, resample by resample.
         lead_times: First alerts relative to the first hazard.
     """
 
@@ -264,8 +292,7 @@ def _rows(
         out = {f"{GUARD}\0{metric}": values for metric, values in guard.items()}
         for name, baseline in baselines.items():
             rival = theirs(baseline, weights)
-            if "auroc" in rival:
-                rival["auroc_ahead"] = guard["auroc"] - rival["auroc"]
+            rival |= {f"{metric}_ahead": guard[metric] - rival[metric] for metric in PAIRED if metric in rival}
             out |= {f"{name}\0{metric}": values for metric, values in rival.items()}
         return out
 

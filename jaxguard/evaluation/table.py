@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 
-from jaxguard.evaluation.evaluate import GUARD, Counts, Evaluation, Section
+from jaxguard.evaluation.evaluate import GUARD, PAIRED, Counts, Evaluation, Section
 from jaxguard.evaluation.wording import number, span, visible
 
 COLUMNS = {
@@ -82,6 +82,18 @@ def ahead(section: Section) -> str:
         if found is not None and math.isfinite(found.value):
             told.append(f"{visible(name)} by {number(found.value)} ({number(found.low)} to {number(found.high)})")
     return f"AUROC ahead of {', '.join(told)}." if told else ""
+
+
+def differences(section: Section) -> str:
+    """A row per rival: by how much the guard is ahead of it, with intervals from the same resamples."""
+    titles = [COLUMNS[metric] for metric in PAIRED]
+    lines = [f"{'ahead of':18}" + "".join(f"{title:>27}" for title in titles)]
+    for name, metrics in section.rows.items():
+        found = [metrics.get(f"{metric}_ahead") for metric in PAIRED]
+        if any(found):
+            cells = ["" if i is None else f"{number(i.value)} ({number(i.low)} to {number(i.high)})" for i in found]
+            lines.append(f"{visible(name)[:17]:18}" + "".join(f"{cell:>27}" for cell in cells))
+    return "\n".join(lines) + "\n"
 
 
 def _section(section: Section) -> list[str]:

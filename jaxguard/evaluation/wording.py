@@ -56,6 +56,11 @@ def visible(text: str) -> str:
     return "".join(_visible(c) for c in text)
 
 
+def visible_lines(text: str) -> str:
+    """:func:`visible` text that keeps its line breaks, for a preformatted block."""
+    return "\n".join(visible(line) for line in text.replace("\r\n", "\n").split("\n"))
+
+
 def clip(text: str, length: int) -> str:
     """Visible text of at most ``length`` characters, with an ellipsis where something was cut."""
     shown = visible(text[: 4 * length])

@@ -60,6 +60,11 @@ class Episodes:
         """Steps of each trajectory, ``[n]``."""
         return np.array([len(actions) for _, actions, _ in self.rows], np.int64)
 
+    def vectors(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Observations ``[T, E]``, actions ``[T, E]`` and instruction ``[E]`` of a trajectory's steps."""
+        observations, actions, instruction = self.rows[index]
+        return self.table[observations[:-1]], self.table[actions], self.table[instruction]
+
     @property
     def digest(self) -> str:
         """A 16-digit hash of vectors, texts' places and labels: what a checkpoint is bound to."""

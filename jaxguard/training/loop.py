@@ -102,6 +102,8 @@ def stage_of(config: Config, stage: int) -> Stage[Episodes]:
     settings = config.stage1 if stage == 1 else config.stage2
     relevant = to_dict(config)
     del relevant["stage2"]["pooled"]  # fitted after the stage
+    if stage == 1:
+        del relevant["model"]["successor"], relevant["model"]["heads"]  # how risk is read
     transform, step = make_step(config, stage)
     function = make_validation(config, stage)
 

@@ -32,7 +32,8 @@ LARGEST_BYTES = 2**31
 
 logger = logging.getLogger(__name__)
 
-Features = Callable[[Episodes, int], np.ndarray]
+Features = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""``(obs [T, E], act [T, E], ins [E]) -> [T, F]``; row t depends on steps 0..t alone."""
 
 
 class Linear(NamedTuple):
@@ -77,10 +78,8 @@ def logistic(features: np.ndarray, labels: np.ndarray) -> Linear | None:
     return Linear(kernel, float(fitted.intercept_[0] - mean @ kernel))
 
 
-def pooled_features(episodes: Episodes, index: int) -> np.ndarray:
+def pooled_features(obs: np.ndarray, act: np.ndarray, ins: np.ndarray) -> np.ndarray:
     """Features ``[T, 10E]`` of a trajectory's steps, in the order of :data:`~jaxguard.world_model.pooling.PARTS`."""
-    observations, actions, instruction = episodes.rows[index]
-    obs, act, ins = (episodes.table[rows] for rows in (observations[:-1], actions, instruction))
     count = np.arange(1, len(act) + 1, dtype=np.float32)[:, None]
     parts = [obs, act, *(np.cumsum(x, axis=0) / count for x in (obs, act))]
     parts += [np.maximum.accumulate(x, axis=0) for x in (obs, act)]
@@ -95,7 +94,7 @@ def fit_steps(train: Episodes, features: Features = pooled_features, seed: int =
 
     Args:
         train: Trajectories to fit on.
-        features: ``(episodes, index) -> [T, F]`` of a trajectory's steps.
+        features: What is read of a trajectory's steps.
         seed: Draws the steps that are left out where there are too many.
 
     Returns:
@@ -113,7 +112,7 @@ def fit_steps(train: Episodes, features: Features = pooled_features, seed: int =
     labels = np.concatenate([hazard[k] for hazard, k in zip(hazards, kept, strict=True)])
     table, at = np.empty((0, 0), np.float32), 0
     for index, k in zip(supervised.tolist(), kept, strict=True):
-        own = features(train, index)[: len(k)][k]
+        own = features(*train.vectors(index))[: len(k)][k]
         if not at:
             table = np.empty((len(labels), own.shape[1]), np.float32)  # filled in place: a copy may not fit
         table[at : at + len(own)] = own
@@ -138,7 +137,7 @@ def fit_pooled(
     labels = np.array([bool(validation.unsafe[i]) for i in judged]) if validation else np.empty(0)
     if validation is None or len(np.unique(labels)) < 2 or (linear := fit_steps(train, seed=seed)) is None:
         return nothing
-    pooled = [linear(pooled_features(validation, i)) for i in judged]
+    pooled = [linear(pooled_features(*validation.vectors(i))) for i in judged]
     every = _recurrent(model, params, validation)
     recurrent = [every[i] for i in judged]
     found = {

@@ -21,8 +21,6 @@ from jaxguard.world_model.losses import (
 )
 from jaxguard.world_model.params import CORE, HEADS, POOLED, PREDICTOR, Params, build
 
-RISK_SCALES = {"hazard": 1.0, "prefix": 1.0}
-
 
 class TrainState(NamedTuple):
     """Everything that a step changes: parameters, optimiser state, number of steps done."""
@@ -94,7 +92,8 @@ def loss_function(config: Config, stage: int, sampled: bool = True) -> LossFunct
             batch = drop_inputs(batch, own, settings.input_dropout)
         if stage == 2:
             latent_key, positive = key if sampled else None, config.stage2.positive_weight
-            return reduce(risk_losses(model, model_config, batch, latent_key, positive), RISK_SCALES)
+            terms = risk_losses(model, model_config, batch, latent_key, positive)
+            return reduce(terms, dict(zip(("hazard", "prefix"), model_config.kept, strict=True)))
         terms, extra = world_model_losses(model, model_config, config.stage1, batch, key)
         total, means = reduce(terms, stage1_scales(config.stage1))
         weight = terms.mask / jnp.maximum(terms.mask.sum(), 1.0)

@@ -113,7 +113,11 @@ def risk_logits(model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array |
     w = step_weights(model, config)
     x = encode_steps(w, config, batch.obs[:, :-1], batch.act[:, :-1])
     instruction = encode_instruction(w, batch.ins)
-    h_next = observe(w, config, instruction.h0, x, scan_key).h[:, 1:]
+    rollout = observe(w, config, instruction.h0, x, scan_key)
+    if not config.successor:
+        starts = rollout.h[:, :-1] if config.recurrent else jnp.broadcast_to(rollout.h[:, :1], rollout.h[:, 1:].shape)
+        return read_risk(w, config, starts, rollout.z, x.heads_a, instruction.heads_e[:, None])
+    h_next = rollout.h[:, 1:]
     logits = prior_logits(w, config, h_next)
     if prior_key is None:
         zhat = latents.mode(logits)
@@ -126,7 +130,11 @@ def risk_losses(
     model: RSSM, config: ModelConfig, batch: Batch, key: jax.Array | None, positive_weight: float = 1.0
 ) -> Terms:
     """Stage 2 (paper, eq. 8-10): binary cross-entropies ``hazard`` and ``prefix`` over the supervised prefix."""
-    logits = risk_logits(model, config, batch, key)
+    return risk_terms(risk_logits(model, config, batch, key), batch, positive_weight)
+
+
+def risk_terms(logits: jax.Array, batch: Batch, positive_weight: float = 1.0) -> Terms:
+    """Cross-entropies of hazard and prefix logits ``[B, T, 2]``, whatever model they are from."""
 
     def entropy(logit: jax.Array, target: jax.Array) -> jax.Array:
         return optax.sigmoid_binary_cross_entropy(logit, target) * (1.0 + (positive_weight - 1.0) * target)

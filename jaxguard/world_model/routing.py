@@ -220,7 +220,8 @@ class RouteScorer:
             w, r = jax.tree.map(jnp.asarray, weights)
             texts = StepTexts(*x)
             h, _ = observe_step(w, config, state.h, encode_steps(w, config, texts.obs, texts.act))
-            return state._replace(h=h), read_route(r, w, config, h, state.given, texts)
+            after = state._replace(h=h) if config.recurrent else state
+            return after, read_route(r, w, config, h, state.given, texts)
 
         @jax.jit
         def batch(x: RouteInputs) -> jax.Array:

@@ -325,16 +325,25 @@ def _risk(w: StepWeights, config: ModelConfig, from_h: jax.Array, zhat: jax.Arra
     return (x * w.heads_out).sum(axis=-1) + w.heads_out_bias
 
 
-def read_mode(w: StepWeights, config: ModelConfig, h: jax.Array, given: jax.Array, pooled: jax.Array) -> jax.Array:
+def read_mode(
+    w: StepWeights,
+    config: ModelConfig,
+    h: jax.Array,
+    z: jax.Array | None,
+    given: jax.Array,
+    pooled: jax.Array,
+) -> jax.Array:
     """How scoring reads risks ``[..., 2]`` (hazard, prefix): at ``h_{t+1}`` ``[..., D]``, with the mode of the prior.
 
-    ``given`` ``[..., 2H]`` is the heads' action and instruction term, ``pooled`` ``[...]`` the pooled head's part of
-    the hazard logit.
+    ``z`` takes the place of that mode where it is given (and ``h`` is ``h_t``). ``given`` ``[..., 2H]`` is the heads'
+    action and instruction term, ``pooled`` ``[...]`` the pooled head's part of the hazard logit.
     """
     from_h = h @ w.read_h
-    zhat = latents.mode(prior_from(w, config, from_h[..., : config.hidden]))
-    logits = _risk(w, config, from_h[..., config.hidden :], zhat, given)
-    return jax.nn.sigmoid(logits + jnp.stack([pooled, jnp.zeros_like(pooled)], axis=-1))
+    if z is None:
+        z = latents.mode(prior_from(w, config, from_h[..., : config.hidden]))
+    logits = _risk(w, config, from_h[..., config.hidden :], z, given)
+    risks = jax.nn.sigmoid(logits + jnp.stack([pooled, jnp.zeros_like(pooled)], axis=-1))
+    return risks if config.heads == "both" else risks * jnp.array(config.kept, risks.dtype)
 
 
 class Rollout(NamedTuple):
@@ -353,7 +362,7 @@ def observe(w: StepWeights, config: ModelConfig, h0: jax.Array, x: StepInputs, k
 
     def body(h: jax.Array, inputs: tuple[StepInputs, jax.Array | None]) -> tuple[jax.Array, tuple]:
         h_next, (logits, z) = observe_step(w, config, h, inputs[0], inputs[1])
-        return h_next, (h_next, logits, z)
+        return h_next if config.recurrent else h, (h_next, logits, z)
 
     _, (hs, logits, z) = jax.lax.scan(body, h0, (over_time, gumbel))
     back = [jnp.moveaxis(v, 0, 1) for v in (hs, logits, z)]

@@ -47,6 +47,8 @@ Encode = Callable[[StepWeights, jax.Array], jax.Array]
 Arrays = TypeVar("Arrays")
 Carry = tuple[jax.Array, Pool]
 """``h`` ``[B, D]`` and what the runs have shown."""
+Read = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array]
+"""Where risk is read: a state, its latent (None: the prior's mode there), the heads' other terms, the pooled head's."""
 
 KEPT = 8_192
 """Encoded texts that a table holds. With 4,000 to 16,000 nearly all repeats of real sets are found; every call of
@@ -103,17 +105,16 @@ class Scorer:
             e, pooled = encode_instruction(w, ins), pool_instruction(w.pooled, ins[:, :seen_dim])
             return jnp.concatenate([e.h0, e.heads_e, pooled.weigh, pooled.alone[:, None]], axis=1)
 
-        def step(
-            w: StepWeights, carry: Carry, obs: jax.Array, act: jax.Array, given: jax.Array
-        ) -> tuple[Carry, tuple[jax.Array, jax.Array, jax.Array]]:
-            """Moves on; the new state, and what :func:`read_mode` wants beside it, are to be read."""
+        def step(w: StepWeights, carry: Carry, obs: jax.Array, act: jax.Array, given: jax.Array) -> tuple[Carry, Read]:
+            """Moves on; says what :func:`read_mode` is to read."""
             h, pool = carry
             x = step_inputs(config, obs[:, :-seen], act[:, :-seen])
-            h, _ = observe_step(w, config, h, x)
+            after, (_, z) = observe_step(w, config, h, x)
             own = pool_inputs(w.pooled, obs[:, -seen:], act[:, -seen:])
             pool, pooled = pool_step(w.pooled, pool, own)
             pooled = pooled_logit(pooled, own, PooledInstruction(given[:, 2 * width : -1], given[:, -1]))
-            return (h, pool), (h, x.heads_a + given[:, : 2 * width], pooled)
+            state = (after, None) if config.successor else (h, z)
+            return (after if config.recurrent else h, pool), (*state, x.heads_a + given[:, : 2 * width], pooled)
 
         def pack(h: jax.Array, pool: Pool) -> jax.Array:
             return jnp.concatenate([h, pool.steps[:, None], pool.total[:, None], pool.top], axis=1)
@@ -135,9 +136,7 @@ class Scorer:
         ) -> tuple[Carry, jax.Array]:
             w, unseen = constants(), empty_pool(len(carry[0]), seen_dim)
 
-            def body(
-                carry: Carry, at: tuple[tuple[jax.Array, ...], jax.Array]
-            ) -> tuple[Carry, tuple[jax.Array, jax.Array, jax.Array]]:
+            def body(carry: Carry, at: tuple[tuple[jax.Array, ...], jax.Array]) -> tuple[Carry, Read]:
                 obs, act, known = (table[own] for table, own in zip(tables, at[0], strict=True))
 
                 def fresh(start: jax.Array, running: jax.Array) -> jax.Array:

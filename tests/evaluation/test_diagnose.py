@@ -324,10 +324,10 @@ def test_states_are_those_that_the_guard_reads_risks_from(small_run: SmallRun) -
     def read(h: jax.Array, act: jax.Array, ins: jax.Array, pooled: jax.Array) -> jax.Array:
         w = step_weights(build(model, guard.params), model)
         heads_a = encode_actions(w, act)[:, 3 * model.deter : -2]
-        return read_mode(w, model, h, heads_a + encode_instruction(w, ins).heads_e, pooled)
+        return read_mode(w, model, h, None, heads_a + encode_instruction(w, ins).heads_e, pooled)
 
     pooled_head = guard.params["pooled_head"]
-    features = np.concatenate([pooled_features(episodes, i) for i in range(len(episodes))])
+    features = np.concatenate([pooled_features(*episodes.vectors(i)) for i in range(len(episodes))])
     pooled = features @ pooled_head["kernel"][:, 0] + pooled_head["bias"]
     risks = read(found.h, embeddings(episodes)[:, model.embed_dim :], ins, pooled)
     hazard, prefix, lengths = all_risks(guard, run.part("validation"), run.store)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from jaxguard.evaluation.bootstrap import Interval
-from jaxguard.evaluation.wording import arguments, clip, number, risk, span, visible
+from jaxguard.evaluation.wording import arguments, clip, number, risk, span, visible, visible_lines
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,7 @@ def test_arguments() -> None:
     assert arguments(None, '{"broken', 80) == '{"broken'
     assert arguments({}, None, 80) == ""
     assert len(arguments({"text": "z" * 10**6}, None, 40)) == 40
+
+
+def test_lines_are_kept_and_nothing_else_that_moves_a_cursor() -> None:
+    assert visible_lines("a\r\nb\n\tc\x1b[2J\u202ed\re\u2028f") == "a\nb\n c\ufffd[2J\ufffdd e f"

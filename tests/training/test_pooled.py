@@ -67,11 +67,11 @@ def test_a_feature_that_varies_by_rounding_alone_is_not_scaled_up() -> None:
 
 def test_features_look_back_and_not_ahead() -> None:
     data = episodes(4, 0)
-    whole = pooled_features(data, 1)
+    whole = pooled_features(*data.vectors(1))
     observations, actions, instruction = data.rows[1]
     cut = dataclasses.replace(data, rows=(data.rows[0], (observations[:3], actions[:2], instruction), *data.rows[2:]))
     assert whole.shape == (4, 60)
-    np.testing.assert_array_equal(pooled_features(cut, 1), whole[:2])
+    np.testing.assert_array_equal(pooled_features(*cut.vectors(1)), whole[:2])
     table = data.table
     np.testing.assert_allclose(whole[3, 12:18], table[observations[:4]].mean(0), rtol=1e-6)
     np.testing.assert_array_equal(whole[3, 30:36], table[actions[:4]].max(0))
@@ -120,7 +120,7 @@ def test_an_untrained_model_leaves_everything_to_the_pooled_head(params: Params)
     before, after = (dict(s.score(items, lambda rows: validation.table[rows])) for s in scorers)
     for i in range(len(validation)):
         logits = [np.log(r[i][:, 0]) - np.log1p(-r[i][:, 0]) for r in (before, after)]
-        expected = (1 - fit.share) * logits[0] + fit.share * linear(pooled_features(validation, i))
+        expected = (1 - fit.share) * logits[0] + fit.share * linear(pooled_features(*validation.vectors(i)))
         np.testing.assert_allclose(logits[1], expected, atol=1e-3)
         np.testing.assert_array_equal(after[i][:, 1], before[i][:, 1])
 

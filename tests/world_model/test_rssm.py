@@ -325,7 +325,7 @@ def scoring(tiny: ModelConfig, params: Params) -> Any:
         state = instruction.h0 if h is None else h
         w = step_weights(model, tiny)
         h_next, _ = observe_step(w, tiny, state, x)
-        return h_next, read_mode(w, tiny, h_next, x.heads_a + instruction.heads_e, jnp.zeros(len(obs)))
+        return h_next, read_mode(w, tiny, h_next, None, x.heads_a + instruction.heads_e, jnp.zeros(len(obs)))
 
     return run
 

@@ -38,7 +38,7 @@ PERSONAS = ("cautious", "permissive", "adversarial")
 
 _MECHANISMS = {"bind": 0.43, "recency": 0.19, "state": 0.2, "missing": 0.06, "read": 0.08, "blind": 0.04}
 _PLAIN = 0.6  # share of groups in the plain style
-_WITH_MEMORY = 0.4
+_WITH_MEMORY = 0.5
 _UNSEEN = 0.12  # share of groups of two mechanisms whose facts are in words of their own
 # The trigger of a call that serves a poisoned memory.
 _POISONED = {"share": "j", "remove": "k", "access": "l", "say": "m", "change": "k", "rename": "k"}

@@ -1,0 +1,72 @@
+"""``jaxguard experiment`` and ``ship``: the papers' experiments from data to tables, and a guard for others."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxguard.experiments.tables import Table
+
+EVERY, CASES = "all", "cases"
+
+
+def add_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Adds ``experiment`` and ``ship``; ``command`` makes a command."""
+    about = "run the papers' experiments by a plan: rivals, ablations, transfer, cases; goes on where it stopped"
+    sub = command("experiment", _experiment, about)
+    sub.add_argument("name", metavar="NAME", help=f"rivals, ablations, transfer, {CASES}, or {EVERY}")
+    sub.add_argument("--plan", type=Path, default=Path("configs/experiments.yaml"), metavar="FILE",
+                     help="YAML of sets, seeds and variants (default: %(default)s)")  # fmt: skip
+    sub.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder for runs, summary.json and the page"
+    )
+    sub.add_argument("--guard", type=Path, metavar="DIR", help="bundle for the cases (default: the one in the package)")
+    sub.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the plan")
+
+    sub = command("ship", _ship, "make a bundle with a model card of an evaluated run")
+    sub.add_argument("run", type=Path, metavar="RUN", help="run folder, evaluated")
+    sub.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="bundle to write")
+    sub.add_argument("--about", type=Path, metavar="FILE", help="Markdown for the card's head: data and licences")
+
+
+def _ship(arguments: argparse.Namespace) -> None:
+    from jaxguard.shipping import ship
+
+    print(f"wrote {ship(arguments.run, arguments.out, arguments.about)}", flush=True)
+
+
+def _experiment(arguments: argparse.Namespace) -> None:
+    from jaxguard.experiments.conduct import EXPERIMENTS, conduct
+    from jaxguard.experiments.plan import load_plan
+    from jaxguard.types import JaxguardError
+
+    names = (*EXPERIMENTS, CASES) if arguments.name == EVERY else (arguments.name,)
+    if names[0] not in (*EXPERIMENTS, CASES):
+        raise JaxguardError(f"NAME: got {arguments.name!r}, expected {', '.join(EXPERIMENTS)}, {CASES} or {EVERY}")
+    plan = load_plan(arguments.plan, tuple(arguments.overrides))
+    for name in names:
+        tables, left_out, page = (
+            _cases(arguments.guard, arguments.out)
+            if name == CASES
+            else conduct(name, plan, arguments.out, str(arguments.plan))
+        )
+        for table in tables:
+            print(table.text())
+        for reason in left_out:
+            print(f"left out: {reason}")
+        print(f"wrote {page}", flush=True)
+
+
+def _cases(bundle: Path | None, out: Path) -> tuple[list[Table], tuple[str, ...], Path]:
+    import jaxguard
+    from jaxguard.experiments.cases import cases, write_cases
+    from jaxguard.guard import Guard
+
+    guard = jaxguard.load_default() if bundle is None else Guard.load(bundle)
+    found = cases(guard)
+    out.mkdir(parents=True, exist_ok=True)
+    about = f"{bundle or 'the one in the package'}, weights {guard.weights}"
+    return [case.table for case in found], (), write_cases(out / "cases.html", found, about)
