@@ -57,6 +57,9 @@ def _lead(online: Online) -> str:
     text = f"{c['unsafe']:,} unsafe and {c['safe']:,} safe cases, behind {_listed(online)}."
     if online.left_out:
         text += " Not among them: trajectories " + ", ".join(f"{w} ({n:,})" for w, n in online.left_out.items()) + "."
+    cut = sum(r.counts.get("ended: limit", 0) for r in online.results)
+    if cut:
+        text += f" {cut:,} runs ended at the limit of steps (max_steps): what was to come, good or bad, never ran."
     return f"{SCRIPTED} {text}" if online.scripted else text
 
 
