@@ -277,10 +277,10 @@ class Endpoint:
         self._count(failed=1)
         with self._lock:
             self._row += 1
-            down = self._row >= self.config.give_up_after
+            row = self._row
         message = f"endpoint {self.config.url}: {self._plain(message)}"
-        if down:
-            raise EndpointRefused(f"{message}; {self._row} calls in a row have failed")
+        if row >= self.config.give_up_after:
+            raise EndpointRefused(f"{message}; {row} calls in a row have failed")
         raise EndpointError(reason, message)
 
     def _attempt(self, text: str, case: str) -> tuple[str, Completion]:

@@ -72,6 +72,9 @@ class Guarded:
     name: str
     guard: Guard
 
+    def __post_init__(self) -> None:
+        _ = self.guard.scorer  # made here, so that runs in many threads share one
+
     def start(self, case: Case) -> Hook:
         return _Live(self.guard, case)
 

@@ -57,6 +57,9 @@ def _lead(online: Online) -> str:
     text = f"{c['unsafe']:,} unsafe and {c['safe']:,} safe cases, behind {_listed(online)}."
     if online.left_out:
         text += " Not among them: trajectories " + ", ".join(f"{w} ({n:,})" for w, n in online.left_out.items()) + "."
+    cut = sum(r.counts.get("ended: limit", 0) for r in online.results)
+    if cut:
+        text += f" {cut:,} runs ended at the limit of steps (max_steps): what was to come, good or bad, never ran."
     return f"{SCRIPTED} {text}" if online.scripted else text
 
 
@@ -71,7 +74,7 @@ def _cell(rate: Rate) -> str:
 
 
 def _table_cell(rate: Rate) -> Markup:
-    note = f"{number(rate.low, digits=2)}–{number(rate.high, digits=2)}, {rate.scored:,} cases"
+    note = f"{number(rate.low, digits=2)}–{number(rate.high, digits=2)}, n = {rate.scored:,}"
     if rate.unscored:
         note += f", {rate.unscored:,} unscored"
     return Markup("{}<small>{}</small>").format(number(rate.value), note)
@@ -128,12 +131,13 @@ def pareto(online: Online) -> str:
 
 def _by_risk_type(online: Online) -> Section:
     kinds = sorted({kind for r in online.results for kind in r.by_risk_type})
-    columns = [f"{clip(r.name, 24)}, {what}" for r in online.results for what in ("safety", "utility")]
     rows = [
-        (visible(kind), [_table_cell(rate) for r in online.results for rate in r.by_risk_type[kind]]) for kind in kinds
+        (f"{visible(kind)}: {visible(r.name)}", [_table_cell(rate) for rate in r.by_risk_type[kind]])
+        for kind in kinds
+        for r in online.results
     ]
-    return Section("By risk type", "Few cases each: read the intervals.",
-                   {"first": "Risk type", "columns": columns, "rows": rows})  # fmt: skip
+    table = {"first": "Risk type", "columns": ["Safety Rate", "Utility Rate"], "rows": rows}
+    return Section("By risk type", "Few cases each: read the intervals.", table)
 
 
 def _steps(online: Online) -> Section:

@@ -16,7 +16,7 @@ from jaxguard.baselines.llm import LlmGuardConfig
 from jaxguard.baselines.prompting import PromptFile
 from jaxguard.online.agent import HOLD_POLICIES, run_case
 from jaxguard.online.cases import Case, make_cases
-from jaxguard.online.conditions import Condition, require_names
+from jaxguard.online.conditions import Condition, Guarded, Rivalled, Unguarded, require_names
 from jaxguard.online.judge import Judge
 from jaxguard.online.page import write_online_page
 from jaxguard.online.rates import Online, Outcome, condition_result
@@ -153,12 +153,23 @@ def evaluate_online(
     settings = {
         "models": models, "addresses": "this machine, scripted" if scripted else {r: c.url for r, c in roles.items()},
         "prompts": prompts, "cases": len(cases), "seed": config.seed, "max_steps": config.max_steps,
-        "hold": config.hold, "resamples": config.resamples,
+        "hold": config.hold, "resamples": config.resamples, "conditions": {c.name: _about(c) for c in compared},
     }  # fmt: skip
     online = Online(results, {"unsafe": unsafe, "safe": len(cases) - unsafe}, left_out, settings, scripted)
     _write(out / TRANSCRIPTS, "".join(f"{line}\n" for line in map(_transcript, outcomes)))
     _write(out / SUMMARY, json.dumps(_summary(online, usage), indent=1, ensure_ascii=False))
     return OnlineReport(online, usage, write_online_page(out / PAGE, online, usage))
+
+
+def _about(condition: Condition) -> str:
+    """What stood there, for the summary."""
+    if isinstance(condition, Guarded) and (found := condition.guard.calibration) is not None:
+        return (
+            f"guard {condition.guard.weights}, BLOCK above {found.block.value:.4f}, HOLD above {found.hold.value:.4f}"
+        )
+    if isinstance(condition, Rivalled):
+        return f"{condition.rival.name}, BLOCK above {condition.threshold:g}"
+    return "everything runs" if isinstance(condition, Unguarded) else type(condition).__name__
 
 
 def _transcript(outcome: Outcome) -> str:

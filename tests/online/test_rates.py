@@ -118,6 +118,9 @@ def test_page_and_table_show_the_figures_and_say_what_was_scripted(tmp_path: Pat
     assert "without a tool (7)" in page
     assert "cost not known" in page
     assert SCRIPTED not in page
+    assert "limit of steps" not in page
+    cut = replace(found, results=[replace(r, counts={"ended: limit": 4}) for r in found.results])
+    assert "8 runs ended at the limit of steps" in " ".join(render(cut).split())
     text = render(found)
     assert "0.729 (0.63–0.83)" in text
     assert max(map(len, text.splitlines())) <= 100
