@@ -24,9 +24,11 @@ def add_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for runs, summary.json and the page"
     )
-    sub.add_argument("--guard", type=Path, metavar="DIR", help="bundle for the cases (default: the one in the package)")
+    sub.add_argument("--guard", type=Path, metavar="DIR", help="calibrated bundle for the cases")
     sub.add_argument("--quiet", action="store_true", help="no progress bars")
-    sub.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the plan")
+    sub.add_argument(
+        "--set", action="append", default=[], metavar="key=value", help="a setting of the plan; repeatable"
+    )
 
     sub = command("ship", _ship, "make a bundle with a model card of an evaluated run")
     sub.add_argument("run", type=Path, metavar="RUN", help="run folder, evaluated")
@@ -41,7 +43,6 @@ def _ship(arguments: argparse.Namespace) -> None:
 
 
 def _experiment(arguments: argparse.Namespace) -> None:
-    import jaxguard
     from jaxguard.experiments.conduct import EXPERIMENTS, conduct
     from jaxguard.experiments.plan import load_plan
     from jaxguard.guard import Guard
@@ -52,8 +53,10 @@ def _experiment(arguments: argparse.Namespace) -> None:
         raise JaxguardError(f"NAME: got {arguments.name!r}, expected {', '.join(EXPERIMENTS)}, {CASES} or {EVERY}")
     guard = None
     if CASES in names:  # before hours of experiments
-        guard = jaxguard.load_default() if arguments.guard is None else Guard.load(arguments.guard)
-    plan = None if names == (CASES,) else load_plan(arguments.plan, tuple(arguments.overrides))
+        if arguments.guard is None:
+            raise JaxguardError("--guard: got none, expected a calibrated bundle for the cases, e.g. RUN/guard")
+        guard = Guard.load(arguments.guard)
+    plan = None if names == (CASES,) else load_plan(arguments.plan, tuple(arguments.set))
     for name in names:
         if plan is not None and name != CASES:
             tables, left_out, page = conduct(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_run import SmallRun, command, done, refused
+from small_run import SmallRun, at_toy_size, command, done, refused
 
 from jaxguard.baselines.neural import NETWORKS
 from jaxguard.inputs import open_run
@@ -27,10 +27,11 @@ ALL = {
 
 
 @pytest.fixture(scope="module")
-def compared(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def compared(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> tuple[Path, str]:
     """A copy of the run with all rivals, and what the command said."""
     folder = Path(shutil.copytree(small_run.run, tmp_path_factory.mktemp("rivals") / "run"))
-    return folder, done("rivals", folder, "--quiet").out
+    with at_toy_size(compiled):
+        return folder, done("rivals", folder, "--quiet").out
 
 
 def figures(folder: Path) -> dict:

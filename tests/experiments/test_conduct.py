@@ -113,7 +113,9 @@ def test_a_run_that_was_calibrated_anew_is_evaluated_again(ablated: tuple[Path, 
 
 def test_a_run_with_other_settings_is_left_alone(ablated: tuple[Path, str], plan: Path) -> None:
     settings = json.dumps([*SIZES, "stage2.steps=4"])
-    said = refused("experiment", "ablations", "--plan", plan, "--out", ablated[0], "--quiet", f"settings={settings}")
+    said = refused(
+        "experiment", "ablations", "--plan", plan, "--out", ablated[0], "--quiet", "--set", f"settings={settings}"
+    )
     assert "holds a finished run with other settings than the plan's" in said
 
 
