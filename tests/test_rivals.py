@@ -131,9 +131,10 @@ def test_rules_of_ones_own(compared: tuple[Path, str], tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules: [{name: end, where: [tool], words: [purge], risk: 0.9}]")
     done("rivals", folder, "--quiet", "--only", "keywords", "--rules", rules)
-    own = figures(folder)["keywords"]
-    done("rivals", folder, "--quiet", "--only", "keywords")
-    assert own != figures(folder)["keywords"]
+    run, purge = open_run(folder), Step("purge_data", {}, "1")
+    for own, risk in ((rules, 0.9), (None, 0.5)):
+        (rival,) = Workshop(run, rules=own).make(["keywords"])
+        assert rival.observe(Trajectory("a", "i", ()), purge) == pytest.approx(risk)
     assert "cannot be read" in refused("rivals", folder, "--only", "keywords", "--rules", tmp_path / "none.yaml")
 
 
