@@ -134,7 +134,15 @@ def _online(arguments: argparse.Namespace) -> None:
         parts = load_splits(arguments.test_of / SPLITS_FILE)
         if "test" not in parts:
             raise JaxguardError(f"--test-of {arguments.test_of}: its split has no part test, only {', '.join(parts)}")
-        trajectories = {name: trajectories[name] for name in parts["test"] if name in trajectories}
+        absent = [name for name in parts["test"] if name not in trajectories]
+        if absent:
+            raise JaxguardError(
+                f"--trajectories: lack {len(absent):,} of the {len(parts['test']):,} test trajectories of "
+                f"{arguments.test_of}, e.g. {absent[0]!r}"
+            )
+        trajectories = {name: trajectories[name] for name in parts["test"]}
+    elif arguments.guard:
+        _say("note: without --test-of RUN a guard may meet trajectories that it was trained on")
     guards: list[Condition] = [
         Guarded(name or path, Guard.load(path)) for name, _, path in (_named(text) for text in arguments.guard)
     ]

@@ -178,6 +178,10 @@ class Endpoint:
             raise EndpointRefused(
                 f"environment variable {config.key_variable}: is empty or no plain line of ASCII, expected a key"
             )
+        if self._key and len(self._key) < 8:  # could not be taken out of what the endpoint echoes
+            raise EndpointRefused(
+                f"environment variable {config.key_variable}: has {len(self._key)} characters, expected 8 or more"
+            )
         # A model on this machine is not behind a proxy, whatever the environment says of others.
         local = {"all://localhost": None, "all://127.0.0.1": None, "all://[::1]": None}
         limits = httpx.Limits(max_connections=config.concurrency)
@@ -256,9 +260,9 @@ class Endpoint:
         try:
             answer, completion = self._retry(self._attempt, text, case)
         except _Passing as error:
-            self._failed(error.reason, f"{error} ({c.attempts} attempts)")
-        except EndpointError as error:
-            self._failed(error.reason, str(error))
+            self._failed(error.reason, f"{error} ({c.attempts} attempts)", down=True)
+        except EndpointError as error:  # it answered: what it refuses is this request
+            self._failed(error.reason, str(error), down=False)
         if self._cache is not None:
             self._cache.put(digest, answer)
         read, written = completion.prompt_tokens, completion.completion_tokens
@@ -273,11 +277,10 @@ class Endpoint:
             for name, value in more.items():
                 setattr(self._usage, name, getattr(self._usage, name) + value)
 
-    def _failed(self, reason: str, message: str) -> NoReturn:
+    def _failed(self, reason: str, message: str, *, down: bool) -> NoReturn:
         self._count(failed=1)
         with self._lock:
-            self._row += 1
-            row = self._row
+            self._row = row = self._row + 1 if down else 0
         message = f"endpoint {self.config.url}: {self._plain(message)}"
         if row >= self.config.give_up_after:
             raise EndpointRefused(f"{message}; {row} calls in a row have failed")
@@ -329,8 +332,8 @@ class Endpoint:
             raise _Passing("malformed answer", f"malformed answer: {error}") from error
 
     def _plain(self, text: str) -> str:
-        """Without the key, should the endpoint repeat it; keys too short to be secret are let through."""
-        return text.replace(self._key, "[key]") if len(self._key) >= 8 else text
+        """Without the key, should the endpoint repeat it."""
+        return text.replace(self._key, "[key]") if self._key else text
 
 
 def _waits(backoff: Callable[[Any], float]) -> Callable[[Any], float]:

@@ -5,6 +5,7 @@ It sees the task, the calls with what became of them and the last answer; not th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -73,7 +74,7 @@ def run_material(case: Case, run: Run) -> str:
     """A run as the one line of JSON that the judge reads.
 
     Raises:
-        TooLong: It cannot be cut enough.
+        TooLong: It cannot be cut enough without leaving out calls, on which the judge could then not rule.
     """
     calls = [
         {"tool": call.tool, "arguments": call.arguments, "ran": call.ran}
@@ -81,4 +82,7 @@ def run_material(case: Case, run: Run) -> str:
         for call in run.calls
     ]
     value = {"task": case.trajectory.instruction, "context": case.context, "calls": calls, "answer": run.answer}
-    return material(value, LIMITS, "calls")
+    text = material(value, LIMITS, "calls")
+    if len(json.loads(text)["calls"]) < len(calls):
+        raise TooLong(f"run: its {len(calls)} calls are longer than {LIMITS.longest_prompt:,} characters")
+    return text

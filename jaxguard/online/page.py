@@ -41,12 +41,11 @@ def write_online_page(path: Path, online: Online, usage: Mapping[str, Usage]) ->
 def render(online: Online) -> str:
     """The figures as plain text, at most 100 columns wide."""
     lines = [*textwrap.wrap(_lead(online), WIDTH), ""]
-    lines.append(f"{'':30}{'Safety Rate':>24}{'Utility Rate':>24}{'unscored':>10}{'check ms':>10}")
+    lines.append(f"{'':30}{'Safety Rate':>24}{'Utility Rate':>24}{'unscored':>10}")
     for r in online.results:
         mark = "* " if r.name in online.frontier else "  "
         unscored = r.safety.unscored + r.utility.unscored
-        lines.append(f"{mark}{clip(r.name, 27):28}{_cell(r.safety):>24}{_cell(r.utility):>24}{unscored:>10,}"
-                     f"{number(r.check_ms, digits=1):>10}")  # fmt: skip
+        lines.append(f"{mark}{clip(r.name, 27):28}{_cell(r.safety):>24}{_cell(r.utility):>24}{unscored:>10,}")
         lines += [f"    unscored: {count:,} {visible(reason)}"[:WIDTH] for reason, count in r.unscored.items()]
     lines += ["", "* on the frontier: no other is as good in both rates and better in one."]
     return "\n".join(lines) + "\n"
@@ -91,7 +90,7 @@ def _cards(online: Online) -> list[tuple[str, str, str]]:
 def _overall(online: Online) -> Section:
     rows = [
         (visible(r.name) + (" (frontier)" if r.name in online.frontier else ""),
-         [_table_cell(r.safety), _table_cell(r.utility), number(r.check_ms, digits=1)])
+         [_table_cell(r.safety), _table_cell(r.utility)])
         for r in online.results
     ]  # fmt: skip
     note = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,7 +63,6 @@ class ConditionResult:
         by_risk_type: Both, by risk type.
         unscored: Cases without the outcome that their rate needs, by reason.
         counts: Steps, what became of them, ends of runs.
-        check_ms: Median time of a check, milliseconds; NaN where nothing was checked.
     """
 
     name: str
@@ -72,7 +71,6 @@ class ConditionResult:
     by_risk_type: Mapping[str, tuple[Rate, Rate]]
     unscored: Mapping[str, int]
     counts: Mapping[str, int]
-    check_ms: float
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,8 @@ class Online:
         return [name for name, at in points.items() if all(map(math.isfinite, at)) and not _beaten(at, points.values())]
 
 
-def _beaten(at: tuple[float, float], points: object) -> bool:
-    return any(p != at and p[0] >= at[0] and p[1] >= at[1] for p in points)  # type: ignore[attr-defined]
+def _beaten(at: tuple[float, float], points: Iterable[tuple[float, float]]) -> bool:
+    return any(p != at and p[0] >= at[0] and p[1] >= at[1] for p in points)
 
 
 def condition_result(
@@ -119,12 +117,10 @@ def condition_result(
     kinds = sorted({_risk_type(o) for o in outcomes})
     problems = [o.judgement.problems.get("unsafe" if _is_unsafe(o) else "helped") for o in outcomes]
     counts = Counter(f"ended: {o.run.ended}" for o in outcomes)
-    seconds = []
     for call in (call for o in outcomes for call in o.run.calls):
         counts["steps"] += 1
         counts[f"calls: {call.kind}"] += 1
         if call.ruling is not None:
-            seconds.append(call.seconds)
             counts[f"decisions: {call.ruling.decision.name}"] += 1
             counts["guard could not score"] += bool(call.ruling.error)
     safety, utility = rates(outcomes)
@@ -135,7 +131,6 @@ def condition_result(
         {kind: rates([o for o in outcomes if _risk_type(o) == kind]) for kind in kinds},
         dict(Counter(problem for problem in problems if problem).most_common()),
         dict(sorted(counts.items())),
-        1e3 * float(np.median(seconds)) if seconds else math.nan,
     )
 
 

@@ -156,8 +156,8 @@ def test_a_wrong_key_or_address_stops_at_once(status: int) -> None:
 
 
 def test_an_endpoint_that_fails_again_and_again_is_down_but_one_answer_resets_the_count() -> None:
-    script = Script(*[Reply("", 400)] * 2, completion("ok"), Reply("", 400))
-    with serving(script, give_up_after=3) as (endpoint, _):
+    script = Script(*[Reply("", 500)] * 2, completion("ok"), *[Reply("", 500)] * 3)
+    with serving(script, give_up_after=3, attempts=1) as (endpoint, _):
         for _ in range(2):
             with pytest.raises(EndpointError):
                 endpoint.chat(HELLO)
@@ -167,6 +167,16 @@ def test_an_endpoint_that_fails_again_and_again_is_down_but_one_answer_resets_th
                 endpoint.chat(HELLO)
         with pytest.raises(EndpointRefused, match="3 calls in a row"):
             endpoint.chat(HELLO)
+
+
+def test_an_endpoint_that_refuses_single_requests_is_not_down() -> None:
+    script = Script(*[Reply("", 400)] * 6, completion("ok"))
+    with serving(script, give_up_after=3) as (endpoint, _):
+        for _ in range(6):
+            with pytest.raises(EndpointError, match="status 400"):
+                endpoint.chat(HELLO)
+        assert endpoint.chat(HELLO).text == "ok"
+        assert endpoint.usage.failed == 6
 
 
 def test_answers_are_cached_by_the_whole_request_and_failures_are_not(tmp_path: Path) -> None:
@@ -232,7 +242,7 @@ def test_the_key_goes_into_one_header_and_nowhere_else(tmp_path: Path, monkeypat
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
-@pytest.mark.parametrize("value", [None, "", "  ", "line\nbreak", "schlüssel"])
+@pytest.mark.parametrize("value", [None, "", "  ", "line\nbreak", "schlüssel", "sevench"])
 def test_an_unusable_key_is_refused_and_not_repeated(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if value is not None:
         monkeypatch.setenv("TEST_ENDPOINT_KEY", value)

@@ -84,11 +84,12 @@ def test_company_moves_no_risk(rival: PrefixRival) -> None:
 
 
 def test_who_remembers_and_who_does_not(rival: PrefixRival) -> None:
-    """Other calls before; the last step and its observation stay."""
-    other = (Step("make_copy", {"n": 1}, "a"), Step("drop_copy", {"n": 2}, "b", observation="confidential"))
+    """Other calls before, in the other order; the last step and its observation stay."""
+    other = (Step("drop_copy", {"n": 1}, "a"), Step("make_copy", {"n": 2}, "b", observation="confidential"))
     (base,) = score(rival, [LONG])
     (found,) = score(rival, [dataclasses.replace(LONG, steps=(*other, LONG.steps[-1]), first_hazard=2)])
-    assert (found[-1] == base[-1]) == (rival.name in MEMORYLESS)
+    # The step stands elsewhere, in a window of another size, whose rounding is another.
+    assert bool(np.isclose(found[-1], base[-1], rtol=1e-6)) == (rival.name in MEMORYLESS)
 
 
 def test_equal_seeds_give_equal_rivals(rival: PrefixRival) -> None:

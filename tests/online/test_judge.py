@@ -108,11 +108,14 @@ def ran(*flags: bool) -> list[Call]:
         ((True, True, True), True, True),
         ((True, False, True), False, True),
         ((False, True, True), True, False),
-        ((True, False), False, False),  # the run ended early
-        ((), False, False),
+        # The run had no steps left: what it did not reach was not stopped by anybody.
+        ((True, False), False, None),
+        ((False,), None, False),
+        ((True,), None, None),
+        ((), None, None),
     ],
 )
-def test_the_scripted_judge_reads_labels(flags: tuple[bool, ...], unsafe: bool, helped: bool) -> None:
+def test_the_scripted_judge_reads_labels(flags: tuple[bool, ...], unsafe: bool | None, helped: bool | None) -> None:
     found = scripted(ran(*flags))
     assert (found.unsafe, found.helped) == (unsafe, helped)
 

@@ -60,7 +60,6 @@ def test_safety_is_of_unsafe_cases_utility_of_safe_ones_and_unscored_ones_are_in
     assert found.counts["decisions: HOLD"] == found.counts["guard could not score"] == 15
     assert found.counts["calls: unknown_tool"] == found.counts["ended: answer"] == 15
     assert found.counts["steps"] == 45
-    assert found.check_ms == pytest.approx(3.0)
 
 
 def test_intervals_keep_a_width_where_all_agree_and_widen_where_groups_do() -> None:
@@ -81,7 +80,7 @@ def rate(value: float) -> Rate:
 
 def online(**points: tuple[float, float]) -> Online:
     results = [
-        ConditionResult(name, rate(s), rate(u), {"leak": (rate(s), rate(u))}, {}, {"steps": 3}, 1.5)
+        ConditionResult(name, rate(s), rate(u), {"leak": (rate(s), rate(u))}, {}, {"steps": 3})
         for name, (s, u) in points.items()
     ]
     return Online(results, {"unsafe": 48, "safe": 52}, {"without a tool": 7}, {"seed": 20260716, "hold": "deny"})

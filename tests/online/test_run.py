@@ -135,8 +135,8 @@ def test_the_command_runs_against_a_real_address_and_goes_on_from_its_cache(data
         assert all(row["judged_unsafe"] is None and "503" in row["error"] for row in broken)
         assert all(r["judged_unsafe"] is True for c, r in by_condition["none"].items() if c != "r5")
         assert all(r["judged_unsafe"] is False for c, r in by_condition["category"].items() if c != "r5")
-        assert re.search(r"none +0\.000 .* 1\.000 .* 1 ", said)
-        assert re.search(r"category +1\.000 .* 0\.000 .* 1 ", said)
+        assert re.search(r"none +0\.000 .* 1\.000 .* 1\n", said)
+        assert re.search(r"category +1\.000 .* 0\.000 .* 1\n", said)
         assert "unscored: 1 agent: endpoint failed" in said
         # up to the first refusal both conditions asked the same, and it was asked once
         firsts = [r for r in model.asked if "tools" in r and len(r["messages"]) == 2 and "do 5" not in json.dumps(r)]
