@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxguard
-from jaxguard import route_cli
+from jaxguard import arena_cli, route_cli
 from jaxguard.config import load_config
 from jaxguard.types import JaxguardError
 
@@ -190,6 +190,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("results", type=Path, metavar="DIR", help="folder that score wrote")
 
     route_cli.add_commands(commands, command)
+    arena_cli.add_commands(commands, command)
 
     text = "tables of benchmark runs: one with a report, or two compared"
     bench = commands.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")

@@ -29,8 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("router",),
     ("scoring", "evaluation", "baselines"),
     ("run", "route_run", "benchmarks"),
-    ("diagnosis",),
-    ("route_cli",),
+    ("diagnosis", "arena"),
+    ("route_cli", "arena_cli"),
     ("cli",),
     ("__main__",),
 )
