@@ -42,6 +42,9 @@ def _count(done: int) -> None:
 
 
 def _record(arguments: argparse.Namespace) -> None:
+    from jaxguard.arena import require_agentdojo
+
+    require_agentdojo()
     from jaxguard.arena.recording import record
     from jaxguard.arena.stage import SUITES
 
@@ -63,6 +66,9 @@ def _record(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    from jaxguard.arena import require_agentdojo
+
+    require_agentdojo()
     from jaxguard.arena.live import PAGE_FILE, run_live
     from jaxguard.arena.page import render_figures
 

@@ -17,13 +17,13 @@ from agentdojo.agent_pipeline import BasePipelineElement, InitQuery, ToolsExecut
 from agentdojo.functions_runtime import FunctionCall
 from agentdojo.types import ChatAssistantMessage, ChatToolResultMessage, text_content_block_from_string
 
+from jaxguard.arena.plan import REFUSED
 from jaxguard.guard import Session
 from jaxguard.traces.readers.calls import Conversation, read_conversation
 from jaxguard.types import Verdict
 
 Message = dict[str, Any]
 
-REFUSED = "Not executed: held by the guard."
 GIVES_UP = "Some calls were not permitted, so that I could not finish."
 
 

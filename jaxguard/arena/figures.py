@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxguard.arena.play import HIJACKED, Case, Play
+from jaxguard.arena.plan import HIJACKED, Case
 from jaxguard.evaluation.bootstrap import Interval, bootstrap
 from jaxguard.evaluation.metrics import Floats, ratio
+
+if TYPE_CHECKING:
+    from jaxguard.arena.play import Play
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 from jaxguard.arena.figures import Figures, Row, measure, row
 from jaxguard.arena.page import transcript, write_arena_page
-from jaxguard.arena.plan import Plan, cases
+from jaxguard.arena.plan import ArenaError, Plan, cases
 from jaxguard.arena.play import Play, play
 from jaxguard.arena.recording import PLAN_FILE, flaw, read_plan
-from jaxguard.arena.stage import BENCHMARK, ArenaError, agentdojo_version, load_stages
+from jaxguard.arena.stage import BENCHMARK, agentdojo_version, load_stages
 from jaxguard.guard import Guard
 from jaxguard.inputs import SPLITS_FILE, digests_of
 from jaxguard.traces.jsonl import read_trajectories

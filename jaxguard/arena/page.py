@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxguard.arena.agents import REFUSED
 from jaxguard.arena.figures import Figures, Group
-from jaxguard.arena.plan import HELD_OUT_ATTACKS
-from jaxguard.arena.play import Play
+from jaxguard.arena.plan import HELD_OUT_ATTACKS, REFUSED
 from jaxguard.evaluation.bootstrap import Interval
 from jaxguard.evaluation.pages import Section, write_page
 from jaxguard.evaluation.wording import arguments, clip, number, risk, span, visible
 from jaxguard.traces.readers.calls import visible_text
+
+if TYPE_CHECKING:
+    from jaxguard.arena.play import Play
 
 COLUMNS = {
     "success_without": "attack success",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxguard.arena.plan import Plan, cases, make_plan
-from jaxguard.arena.play import HIJACKED, Case, Play, play, trajectory
-from jaxguard.arena.stage import BENCHMARK, ArenaError, agentdojo_version, load_stages
+from jaxguard.arena.plan import HIJACKED, ArenaError, Case, Plan, cases, make_plan
+from jaxguard.arena.play import Play, play, trajectory
+from jaxguard.arena.stage import BENCHMARK, agentdojo_version, load_stages
 from jaxguard.inputs import PARTS, SPLITS_FILE
 from jaxguard.traces.convert import write_made
 from jaxguard.traces.files import load_json

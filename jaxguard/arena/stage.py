@@ -16,23 +16,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import yaml
+from agentdojo.agent_pipeline import GroundTruthPipeline
+from agentdojo.attacks.attack_registry import ATTACKS
+from agentdojo.attacks.base_attacks import BaseAttack
+from agentdojo.base_tasks import BaseInjectionTask
+from agentdojo.default_suites.v1.tools import cloud_drive_client, email_client
+from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
+from agentdojo.task_suite.load_suites import get_suites
+from agentdojo.task_suite.task_suite import read_suite_file
+from agentdojo.types import get_text_content_as_str
 
-from jaxguard.types import JaxguardError
-
-try:
-    from agentdojo.agent_pipeline import GroundTruthPipeline
-    from agentdojo.attacks.attack_registry import ATTACKS
-    from agentdojo.attacks.base_attacks import BaseAttack
-    from agentdojo.base_tasks import BaseInjectionTask
-    from agentdojo.default_suites.v1.tools import cloud_drive_client, email_client
-    from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
-    from agentdojo.task_suite.load_suites import get_suites
-    from agentdojo.task_suite.task_suite import read_suite_file
-    from agentdojo.types import get_text_content_as_str
-except ImportError as missing:
-    raise JaxguardError(
-        f"arena: {missing.name} is not installed, expected AgentDojo; pip install 'jaxguard[arena]'"
-    ) from missing
+from jaxguard.arena.plan import ArenaError
 
 BENCHMARK = "v1.2.2"
 """Version of AgentDojo's tasks."""
@@ -43,10 +37,6 @@ CLOCK = datetime.datetime(2024, 5, 15, 12, 0)
 """The day on which AgentDojo's environments are set."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class ArenaError(JaxguardError):
-    """The arena was asked for what it does not have."""
 
 
 def agentdojo_version() -> str:
