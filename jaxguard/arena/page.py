@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from jaxguard.arena.figures import Figures, Group
 from jaxguard.arena.plan import HELD_OUT_ATTACKS, REFUSED
 from jaxguard.evaluation.bootstrap import Interval
 from jaxguard.evaluation.pages import Section, write_page
+from jaxguard.evaluation.table import WIDTH
 from jaxguard.evaluation.wording import arguments, clip, number, risk, span, visible
 from jaxguard.traces.readers.calls import visible_text
 
@@ -56,11 +58,10 @@ def render_figures(figures: Figures) -> str:
     ]
     if f.dropped:
         lines.append("Left out: " + ", ".join(f"{count:,} ({why})" for why, count in f.dropped.items()) + ".")
+    lines = [part for line in lines for part in textwrap.wrap(line, WIDTH)]
     for key, groups in f.groups.items():
-        lines += [
-            "",
-            f"{HEADINGS[key]:34}{'attacks':>8}{'success':>9}{'cut':>8}{'':>12}{'benign':>8}{'kept':>8}{'':>12}",
-        ]
+        head = f"{HEADINGS[key]:34}{'attacks':>8}{'success':>9}{'cut':>8}{'':>12}"
+        lines += ["", head + (f"{'benign':>8}{'kept':>8}" if key == "suite" else "")]
         for group in groups:
             m = group.metrics
             benign = f"{group.benign:>8,}{number(m['benign_kept'].value):>8}{span(m['benign_kept']):>12}"
