@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxguard
-from jaxguard import audit_cli, experiment_cli, llm_cli, rivals_cli, route_cli
+from jaxguard import arena_cli, audit_cli, experiment_cli, llm_cli, rivals_cli, route_cli
 from jaxguard.config import load_config
 from jaxguard.types import JaxguardError
 
@@ -196,6 +196,7 @@ def make_parser() -> argparse.ArgumentParser:
     route_cli.add_commands(commands, command)
     audit_cli.add_commands(commands, command)
     llm_cli.add_commands(commands, command)
+    arena_cli.add_commands(commands, command)
 
     text = "tables of benchmark runs: one with a report, or two compared"
     bench = commands.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")

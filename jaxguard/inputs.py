@@ -109,6 +109,12 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def digests_of(splits: Mapping[str, Sequence[str]], by_path: Mapping[str, Iterable[Trajectory]]) -> dict[str, str]:
+    """Of a split and of each data path's ids and labels: what the bundle of a guard says that it was trained on."""
+    found = {path: _digest([_identity(trajectory) for trajectory in own]) for path, own in by_path.items()}
+    return {SPLITS_FILE: _digest(splits), **found}
+
+
 def _identity(trajectory: Trajectory) -> tuple[Any, ...]:
     """What a guard or a router is trained on, beside texts."""
     reviewed = [trajectory.metadata[name] for name in ("reviews", "memory") if name in trajectory.metadata]
@@ -152,10 +158,7 @@ def prepare(folder: Path, config: C | None = None, *, fresh: bool = False, kind:
     encoder = load_encoder(read.encoder)
     store = _store(read, encoder)
     splits = _splits(read, trajectories, unseen, None if fresh else folder / SPLITS_FILE)
-    digests = {SPLITS_FILE: _digest(splits)} | {
-        path: _digest([_identity(trajectory) for trajectory in found]) for path, found in by_path.items()
-    }
-    return Run(folder, read, trajectories, splits, encoder, store, digests)
+    return Run(folder, read, trajectories, splits, encoder, store, digests_of(splits, by_path))
 
 
 def _name(kind: type[Any]) -> str:

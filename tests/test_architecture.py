@@ -29,9 +29,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("router",),
     ("scoring", "evaluation", "baselines"),
     ("run", "route_run", "benchmarks", "online"),
-    ("diagnosis", "rivals", "shipping"),
+    ("diagnosis", "rivals", "shipping", "arena"),
     ("experiments",),
-    ("route_cli", "audit_cli", "rivals_cli", "llm_cli", "experiment_cli"),
+    ("route_cli", "audit_cli", "rivals_cli", "llm_cli", "experiment_cli", "arena_cli"),
     ("cli",),
     ("__main__",),
 )
