@@ -28,7 +28,7 @@ from jaxguard.decision.fusion import FusionGrid, fit_fusion
 from jaxguard.decision.margin import floor
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate, step_maxima, stepwise_baseline
-from jaxguard.evaluation.outcomes import outcomes
+from jaxguard.evaluation.outcomes import OUTCOMES, outcomes, stamp
 from jaxguard.evaluation.report import write_report
 from jaxguard.evaluation.timing import shared_beginnings
 from jaxguard.evaluation.transfer import Place, Transfer, transfer
@@ -55,8 +55,6 @@ from jaxguard.types import Trajectory
 from jaxguard.world_model.params import count, init_params
 
 logger = logging.getLogger(__name__)
-
-OUTCOMES = "outcomes.json"
 
 
 def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool = True) -> Guard:
@@ -473,13 +471,6 @@ def write_evaluation(
     for file, written in partial.items():
         written.replace(file)
     return result, scored, page
-
-
-def stamp(guard: Guard) -> dict[str, Any]:
-    """What outcomes are bound to: the weights of a calibrated guard, and its thresholds."""
-    calibration = guard.calibration
-    assert calibration is not None
-    return {"weights": guard.weights, "block": calibration.lambda_block, "hold": calibration.lambda_hold}
 
 
 def live_latency(guard: Guard, trajectories: Sequence[Trajectory], store: FeatureStore) -> dict[str, float]:

@@ -13,7 +13,9 @@ import numpy as np
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.evaluate import GUARD, Baseline
 from jaxguard.evaluation.metrics import Bools, EvaluationError, Floats, Ints, tabulate
+from jaxguard.guard import Guard
 
+OUTCOMES = "outcomes.json"
 VERSION = 1
 
 
@@ -80,6 +82,13 @@ def outcomes(scored: Sequence[ScoredTrajectory], rivals: Mapping[str, Baseline],
             score = None if own.score is None else np.asarray(own.score)[at]
             guards[name] = GuardOutcome(np.asarray(own.alert)[at], score, first)
     return Outcomes(table.ids, table.clusters, table.unsafe, table.first_hazard, table.timed, guards, made)
+
+
+def stamp(guard: Guard) -> dict[str, Any]:
+    """What outcomes are bound to: the weights of a calibrated guard, and its thresholds."""
+    calibration = guard.calibration
+    assert calibration is not None
+    return {"weights": guard.weights, "block": calibration.lambda_block, "hold": calibration.lambda_hold}
 
 
 def read_outcomes(path: Path) -> Outcomes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from jaxguard.evaluation.evaluate import GUARD
-from jaxguard.evaluation.outcomes import GuardOutcome, Outcomes, read_outcomes
+from jaxguard.evaluation.outcomes import OUTCOMES, GuardOutcome, Outcomes, read_outcomes
 from jaxguard.experiments.page import write_summary_page
 from jaxguard.experiments.plan import FULL, Plan
 from jaxguard.experiments.runs import evaluated, missing_data, run_folder, say, set_config
@@ -16,7 +16,7 @@ from jaxguard.experiments.tables import Table, claim_table, guard_tables, transf
 from jaxguard.inputs import RunError
 from jaxguard.rivals import FOLDER as RIVALS
 from jaxguard.rivals import NAMES, rivals_run
-from jaxguard.run import OUTCOMES, transfer_run
+from jaxguard.run import transfer_run
 
 Experiment = Callable[[Plan, Path, bool], Summary]
 

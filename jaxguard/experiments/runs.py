@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxguard.config import Config
-from jaxguard.evaluation.outcomes import read_outcomes
+from jaxguard.evaluation.outcomes import OUTCOMES, read_outcomes, stamp
 from jaxguard.experiments.plan import DEFAULT, FULL, Plan
 from jaxguard.features.embed import embed
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.store import FeatureStore
 from jaxguard.inputs import CONFIG_FILE, RunError
-from jaxguard.run import OUTCOMES, calibrate_run, evaluate_run, open_calibrated, stamp, train
+from jaxguard.run import calibrate_run, evaluate_run, open_calibrated, train
 from jaxguard.settings import load_settings
 from jaxguard.traces.convert import TRAJECTORIES_FILE, write_made
 from jaxguard.traces.drift import generate
