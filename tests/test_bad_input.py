@@ -303,7 +303,7 @@ def test_a_bundle_of_another_version(small_run: SmallRun, tmp_path: Path) -> Non
     description = json.loads((bundle / "guard.json").read_text())
     (bundle / "guard.json").write_text(json.dumps(description | {"jaxguard_bundle": 1}))
     message = not_scored(small_run.data, small_run, tmp_path / "out", guard=bundle)
-    assert f"guard bundle {bundle}: version is 1, this jaxguard reads version 3" in message
+    assert f"guard bundle {bundle}: version is 1, this jaxguard reads version 4" in message
 
 
 def test_a_bundle_with_thresholds_of_another_guard(small_run: SmallRun, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jaxguard.config import MODEL_PRESETS, RECIPES, SEED, Config, ModelConfig, load_config
+from jaxguard.experiments.plan import load_plan
 from jaxguard.route_config import load_route_config
 from jaxguard.settings import ConfigError, dump_settings, from_dict, to_dict
 from jaxguard.training.lora import LoraSettings, load_lora_settings
@@ -203,6 +204,8 @@ def test_every_shipped_configuration_loads() -> None:
             assert load_lora_settings(file) == LoraSettings()
         elif file.name.startswith("route"):
             assert load_route_config(file).name
+        elif file.name.startswith("experiments"):
+            assert load_plan(file).sets
         else:
             assert load_config(file).name
 

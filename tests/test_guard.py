@@ -228,7 +228,7 @@ def as_dtype(name: str, size: int) -> Callable[[Path], None]:
         (lambda folder: (folder / "guard.json").unlink(), r"no guard\.json there, expected a bundle that jaxguard"),
         (
             edit("guard.json", jaxguard_bundle=1),
-            "version is 1, this jaxguard reads version 3; delete it and make it anew",
+            "version is 1, this jaxguard reads version 4; delete it and make it anew",
         ),
         (edit("guard.json", jaxguard_bundle=4.0), r"version is 4\.0"),
         (edit("guard.json", jaxguard_bundle=...), "version is None"),

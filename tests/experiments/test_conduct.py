@@ -119,6 +119,7 @@ def test_a_run_with_other_settings_is_left_alone(ablated: tuple[Path, str], plan
     assert "holds a finished run with other settings than the plan's" in said
 
 
+@pytest.mark.slow
 def test_rivals_meet_the_guard_and_absent_sets_are_named(plan: Path, tmp_path: Path) -> None:
     said = done("experiment", "rivals", "--plan", plan, "--out", tmp_path, "--quiet").out
     found = read_summary(tmp_path / "summary.json")

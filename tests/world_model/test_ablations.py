@@ -17,6 +17,8 @@ from jaxguard.world_model.packing import Sequence
 from jaxguard.world_model.params import Params, build
 from jaxguard.world_model.scorer import Scorer
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 RNG = np.random.default_rng(7)
 B, T = 3, 5
 WITHOUT = {
