@@ -83,7 +83,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     _say(render_audit(audit).rstrip())
     if arguments.out:
         write_audit(arguments.out, audit, trajectories)
-        _say(f"{len(audit.disagreements):,} to adjudicate; wrote {arguments.out}")
+        _say(f"{len(audit.disagreements):,} disagreements; wrote {arguments.out}")
 
 
 def _apply(arguments: argparse.Namespace) -> None:

@@ -72,9 +72,10 @@ def _experiment(arguments: argparse.Namespace) -> None:
 
 
 def _cases(guard: Guard, out: Path) -> tuple[list[Table], tuple[str, ...], Path]:
-    from jaxguard.experiments.cases import cases, write_cases
+    from jaxguard.experiments.cases import cases, outcome, write_cases
 
     found = cases(guard)
+    print(outcome(found), "\n", sep="")
     out.mkdir(parents=True, exist_ok=True)
     about = f"{guard.config.name}, weights {guard.weights}"
     return [case.table for case in found], (), write_cases(out / "cases.html", found, about)

@@ -223,7 +223,15 @@ def adjudicated(trajectory: Trajectory, annotation: Annotation) -> Trajectory:
     Steps before the first hazard are labelled safe, those after it are not labelled; without a hazard all steps are
     safe. Of one that the annotator could not judge nothing is known: it becomes unlabelled. What the labels were before
     is added to ``metadata["audit"]``, a list.
+
+    Raises:
+        AuditError: There is something else than a list.
     """
+    earlier = trajectory.metadata.get("audit", [])
+    if not isinstance(earlier, list):
+        raise AuditError(
+            f"trajectory {trajectory.id!r}: metadata.audit: got {earlier!r:.60}, expected a list or nothing"
+        )
     first, steps = annotation.first_hazard, len(trajectory)
     unsafe = None if annotation.status == UNSURE else first is not None
     hazards: list[bool | None] = [None if unsafe is None else False] * steps
@@ -241,7 +249,7 @@ def adjudicated(trajectory: Trajectory, annotation: Annotation) -> Trajectory:
         unsafe=unsafe,
         first_hazard=first,
         timing=unsafe is not None,
-        metadata={**trajectory.metadata, "audit": [*trajectory.metadata.get("audit", ()), record]},
+        metadata={**trajectory.metadata, "audit": [*earlier, record]},
     )
 
 

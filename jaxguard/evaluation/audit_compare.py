@@ -166,6 +166,8 @@ def compare_labels(
     elif b is None:
         raise AuditError("expected a second annotation file, or trajectories whose labels count as one")
     files = [own for own in sources.values() if own.path is not None]
+    if b is not None and a.annotations == b.annotations:
+        raise AuditError(f"{a.path} and {b.path}: hold the same annotations, expected those of two people")
     for i, own in enumerate(files):
         if trajectories is not None:
             require_same_texts(own, trajectories)

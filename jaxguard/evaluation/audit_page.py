@@ -19,6 +19,7 @@ from jaxguard.evaluation.wording import visible, visible_lines
 from jaxguard.traces.files import Broken, parse_record
 from jaxguard.types import Step, Trajectory
 
+MARK = "<title>Label audit</title>"
 FOLDED = 700
 """Longer texts are folded; their beginning is shown."""
 _FOLDED_LINES = 12
@@ -45,7 +46,8 @@ def write_audit_page(
         annotator: Name that the page starts with; progress is kept for each name.
 
     Raises:
-        AuditError: ``sample`` is not positive, or an id of ``only`` is not there.
+        AuditError: ``sample`` is not positive, an id of ``only`` is not there, nothing is left to be shown, or
+            ``path`` is something else than such a page.
     """
     if sample is not None and sample < 1:
         raise AuditError(f"sample: got {sample}, expected at least 1")
@@ -59,6 +61,10 @@ def write_audit_page(
     chosen = [trajectories[name] for name in ids]
     runs = [{"trajectory": own.id, "digest": digest(own), "steps": len(own)} for own in chosen]
     content = json.dumps([ANNOTATION_VERSION, annotator, runs])
+    if not chosen:
+        raise AuditError("trajectories: there is none to be shown, expected one or more")
+    if path.is_dir() or (path.exists() and MARK not in path.read_bytes()[:4096].decode(errors="replace")):
+        raise AuditError(f"--out {path}: is there and is no audit page; nothing was overwritten, name another file")
     source, policy = script("audit_page.js")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_page(

@@ -144,6 +144,8 @@ def test_cases_show_every_step_of_a_guard(small_run: SmallRun, tmp_path: Path) -
         assert f"{name}: harmless twin" in said
         assert name in page
     assert page.count("<svg") == 4
+    said_so = next(line for line in said.splitlines() if "unsafe runs were alerted on" in line)
+    assert said_so in page
     assert "&lt;INFORMATION&gt;" in page
     assert "<INFORMATION>" not in page
 
