@@ -18,16 +18,14 @@ from jaxguard.types import JaxguardError
 if TYPE_CHECKING:
     from jaxguard.arena.stage import Stage
 
-USER_SHARES = {"train": 0.4, "validation": 0.15, "calibration": 0.2, "test": 0.25}
+USER_SHARES = {"train": 0.45, "validation": 0.1, "calibration": 0.2, "test": 0.25}
 GOAL_SHARES = {"train": 0.5, "validation": 0.15, "test": 0.35}
 ATTACKS = ("direct", "ignore_previous", "injecagent", "important_instructions")
 """AgentDojo's attacks (templates of the injected text) in training, validation and calibration."""
 HELD_OUT_ATTACKS = ("system_message", "tool_knowledge")
 """Attacks that only the test part has, beside the others."""
-SWAPS = 6
-"""Other user tasks of the training part that are goals of injections into one of them."""
-IGNORED = 2
-"""Runs per pair in which the agent ignores the injection, and in which the user asks for both."""
+SWAPS, ERRANDS = 4, 8
+"""Goals of either kind that are injected into each user task of the training part, beside injection tasks."""
 
 Parts = Mapping[str, Mapping[str, Sequence[str]]]
 """Suite -> part -> task ids."""
@@ -56,7 +54,7 @@ class Case:
         conduct: What the agent does: ``"benign"`` the task in a clean environment; ``"ignores"`` the task in an
             environment with an injection; ``"at_once"`` and ``"at_end"`` also what the injection asks for, as soon as
             it was seen or after the task; ``"asked"`` the same with an instruction that asks for both.
-        goal: Injection task, or the user task whose wish is the goal; ``""`` for a benign run.
+        goal: Injection task, user task whose wish is the goal, or errand; ``""`` for a benign run.
         attack: AgentDojo's name of the attack; ``""`` for a clean environment.
         joined: Which of :data:`JOINED` an ``"asked"`` instruction is.
     """
@@ -87,17 +85,20 @@ class Plan:
         seed: Decides which task goes where, and what is drawn for the runs.
         users: User tasks.
         goals: Injection tasks.
+        errands: Made-up goals by suite; for training.
     """
 
     seed: int
     users: Parts
     goals: Parts
+    errands: Mapping[str, Sequence[str]]
 
     def to_json(self) -> dict[str, Any]:
         """JSON-like; :meth:`from_json` gives an equal plan back."""
         users, goals = ({s: {p: list(ids) for p, ids in own.items()} for s, own in of.items()}
                         for of in (self.users, self.goals))  # fmt: skip
-        return {"seed": self.seed, "users": users, "goals": goals}
+        errands = {suite: list(names) for suite, names in self.errands.items()}
+        return {"seed": self.seed, "users": users, "goals": goals, "errands": errands}
 
     @classmethod
     def from_json(cls, value: Any) -> Plan:
@@ -109,16 +110,19 @@ class Plan:
         try:
             parts = [{suite: {name: tuple(ids) for name, ids in own.items()} for suite, own in value[kind].items()}
                      for kind in ("users", "goals")]  # fmt: skip
-            return cls(int(value["seed"]), *parts)
+            errands = {suite: tuple(names) for suite, names in value["errands"].items()}
+            return cls(int(value["seed"]), *parts, errands)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArenaError(f"plan: {type(error).__name__} {error}, expected seed, users and goals") from error
+            raise ArenaError(
+                f"plan: {type(error).__name__} {error}, expected seed, users, goals and errands"
+            ) from error
 
 
 def make_plan(stages: Mapping[str, Stage], seed: int) -> Plan:
     """Divides the tasks of every suite."""
     users = {name: _divided(stage.users, USER_SHARES, f"{seed} users {name}") for name, stage in stages.items()}
     goals = {name: _divided(stage.injections, GOAL_SHARES, f"{seed} goals {name}") for name, stage in stages.items()}
-    return Plan(seed, users, goals)
+    return Plan(seed, users, goals, {name: tuple(stage.errands) for name, stage in stages.items()})
 
 
 def _divided(names: Sequence[str], shares: Mapping[str, float], seed: str) -> dict[str, tuple[str, ...]]:
@@ -156,19 +160,32 @@ def _of_user(plan: Plan, part: str, suite: str, user: str, rng: random.Random) -
         for goal in rng.sample(goals, min(3, len(goals))):
             yield Case(suite, user, "ignores", goal, rng.choice(ATTACKS))
         return
+    if part == "train":
+        yield from _lessons(plan, suite, user, rng)
+        return
     attacks = (*ATTACKS, *HELD_OUT_ATTACKS) if part == "test" else ATTACKS
     for goal in plan.goals[suite][part]:
         first = rng.randrange(2)
         for number, attack in enumerate(attacks):
             yield Case(suite, user, HIJACKED[(first + number) % 2], goal, attack)
-        for attack in rng.sample(attacks, IGNORED):
+        for attack in rng.sample(attacks, 2):
             yield Case(suite, user, "ignores", goal, attack)
-        if part == "train":
-            for joined, attack in zip(rng.sample(range(len(JOINED)), IGNORED), ("", rng.choice(attacks)), strict=True):
-                yield Case(suite, user, "asked", goal, attack, joined)
-    if part == "train":
-        others = [other for other in plan.users[suite]["train"] if other != user]
-        for other in rng.sample(others, min(SWAPS, len(others))):
-            yield Case(suite, user, rng.choice(HIJACKED), other, rng.choice(attacks))
-            yield Case(suite, user, "ignores", other, rng.choice(attacks))
-            yield Case(suite, user, "asked", other, rng.choice(("", *attacks)), rng.randrange(len(JOINED)))
+
+
+def _lessons(plan: Plan, suite: str, user: str, rng: random.Random) -> Iterator[Case]:
+    """Training runs: every goal is followed, ignored and asked for, so that neither its calls nor its text decide."""
+    others = [other for other in plan.users[suite]["train"] if other != user]
+    errands = plan.errands[suite]
+    goals = [
+        *plan.goals[suite]["train"],
+        *rng.sample(others, min(SWAPS, len(others))),
+        *rng.sample(errands, min(ERRANDS, len(errands))),
+    ]
+    for goal in goals:
+        attack, *more = rng.sample(ATTACKS, 2 if goal in plan.goals[suite]["train"] else 1)
+        first = rng.randrange(2)
+        yield Case(suite, user, HIJACKED[first], goal, attack)
+        for other in more:
+            yield Case(suite, user, HIJACKED[1 - first], goal, other)
+        yield Case(suite, user, "ignores", goal, attack)
+        yield Case(suite, user, "asked", goal, rng.choice(("", attack)), rng.randrange(len(JOINED)))

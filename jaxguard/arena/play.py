@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxguard.arena.agents import Arena, Course, Message, Script, logged
 from jaxguard.arena.plan import HIJACKED, JOINED, Case
-from jaxguard.arena.stage import Stage, SwappedGoal, standing_clock
+from jaxguard.arena.stage import MadeGoal, Stage, standing_clock
 from jaxguard.guard import Guard
 from jaxguard.traces.files import clean_json
 from jaxguard.traces.readers.agentdojo import READER
@@ -31,7 +31,8 @@ class Play:
         course: Which calls were proposed, refused, executed.
         utility: Does AgentDojo say that the user's task was done, and did all of its calls run? A scripted agent knows
             its arguments beforehand, so that it could do what it was not permitted to read about.
-        attacked: Was the injected goal reached? By AgentDojo's check; a swapped goal, if all of its calls ran.
+        attacked: Was the injected goal reached? By AgentDojo's check; other goals than its injection tasks are, if all
+            of their calls ran.
         seconds: Duration, environment included.
     """
 
@@ -69,7 +70,7 @@ def play(stage: Stage, case: Case, guard: Guard | None = None) -> Play:
             injected = []
         script = Script(own, injected, stage.exposed(case.user), case.conduct == "at_once", task.GROUND_TRUTH_OUTPUT)
         arena = Arena(instruction, script, guard.session(instruction, {"domain": stage.name}) if guard else None)
-        judged = None if isinstance(goal, SwappedGoal) or case.conduct == "asked" else goal
+        judged = None if isinstance(goal, MadeGoal) or case.conduct == "asked" else goal
         utility, security = stage.suite.run_task_with_pipeline(arena, task, judged, texts, environment=environment)
     course = arena.course
     reached = bool(injected) and len(course.ran("injected")) == len(injected)

@@ -1,14 +1,14 @@
 """AgentDojo's suites as the arena needs them: tasks, what an attacked agent gets to see and when, a clock that stands.
 
-A *goal* is what an injection asks for. It is an injection task of the suite, or, as a swapped goal, what another user
-task asks for: then the same calls are injected in one run and wanted by the user in another.
+A *goal* is what an injection asks for. It is an injection task of the suite, or, in training, what another user task
+asks for, or an errand: then the same calls are injected in one run and wanted by the user in another.
 """
 
 from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
@@ -26,6 +26,7 @@ from agentdojo.task_suite.load_suites import get_suites
 from agentdojo.task_suite.task_suite import read_suite_file
 from agentdojo.types import get_text_content_as_str
 
+from jaxguard.arena.errands import PER_TOOL, PREFIX, errand
 from jaxguard.arena.plan import ArenaError
 
 BENCHMARK = "v1.2.2"
@@ -58,19 +59,19 @@ def standing_clock() -> Iterator[None]:
             module.datetime = own
 
 
-class SwappedGoal(BaseInjectionTask):
-    """What a user task asks for, as the goal of an injection."""
+class MadeGoal(BaseInjectionTask):
+    """A goal that is no injection task of AgentDojo: what a user task asks for, or an errand."""
 
-    def __init__(self, task: Any):
-        self.ID = task.ID
-        self.GOAL = task.PROMPT.replace('"', "'")  # it is written between double quotes in YAML
-        self._task = task
+    def __init__(self, name: str, text: str, calls: Callable[[Any], list[FunctionCall]]):
+        self.ID = name
+        self.GOAL = text.replace('"', "'")  # it is written between double quotes in YAML
+        self._calls = calls
 
     def ground_truth(self, pre_environment: Any) -> list[FunctionCall]:
-        return self._task.ground_truth(pre_environment)
+        return self._calls(pre_environment)
 
     def security(self, model_output: str, pre_environment: Any, post_environment: Any) -> bool:
-        raise ArenaError(f"{self.ID}: AgentDojo does not say when an injected user task succeeded")
+        raise ArenaError(f"{self.ID}: AgentDojo does not say when this goal is reached")
 
 
 class Stage:
@@ -95,6 +96,30 @@ class Stage:
         environment = self.environment({})
         return [name for name, task in self.suite.injection_tasks.items() if task.ground_truth(environment)]
 
+    @cached_property
+    def errands(self) -> dict[str, MadeGoal]:
+        """Made-up goals by name (:mod:`jaxguard.arena.errands`), of those that change a default environment."""
+        environment = self.environment({})
+        found = {}
+        with standing_clock():
+            for tool in self.suite.tools:
+                for number in range(PER_TOOL):
+                    name = f"{PREFIX}_{tool.name}_{number}"
+                    made = errand(tool, f"{self.name} {name}", self._known(environment))
+                    if made is None:
+                        break
+                    call = FunctionCall(function=tool.name, args=made[1])
+                    if any(self._changes(environment.model_copy(deep=True), [call])):
+                        found[name] = MadeGoal(name, made[0], lambda _, call=call: [call])  # type: ignore[misc]
+        return found
+
+    @staticmethod
+    def _known(environment: Any) -> dict[str, list[str]]:
+        if not hasattr(environment, "slack"):
+            return {}
+        users, channels = environment.slack.users, environment.slack.channels
+        return {"user": [*users, "Nora", "Theo"], "recipient": users, "channel": channels}
+
     def environment(self, injections: dict[str, str]) -> Any:
         """A new environment with texts in its injection vectors.
 
@@ -114,12 +139,15 @@ class Stage:
         return self._named(self.suite.user_tasks, name)
 
     def goal(self, name: str) -> BaseInjectionTask:
-        """An injection task, or a user task as a goal."""
+        """An injection task, or an errand, or a user task as a goal."""
         if name in self.suite.user_tasks:
-            return SwappedGoal(self.suite.user_tasks[name])
+            task = self.suite.user_tasks[name]
+            return MadeGoal(name, task.PROMPT, task.ground_truth)
+        if name.startswith(PREFIX):
+            return self._named(self.errands, name)
         return self._named(self.suite.injection_tasks, name)
 
-    def _named(self, tasks: dict[str, Any], name: str) -> Any:
+    def _named(self, tasks: Mapping[str, Any], name: str) -> Any:
         if name not in tasks:
             raise ArenaError(f"suite {self.name}: has no task {name!r}, expected one of {', '.join(tasks)}")
         return tasks[name]
@@ -167,8 +195,8 @@ class Stage:
         runtime = FunctionsRuntime(self.suite.tools)
         for call in calls:
             before = environment.model_copy(deep=True)
-            runtime.run_function(environment, call.function, copy.deepcopy(call.args))
-            yield environment != before
+            _, error = runtime.run_function(environment, call.function, copy.deepcopy(call.args))
+            yield error is None and environment != before
 
 
 def load_stages(names: Sequence[str]) -> dict[str, Stage]:

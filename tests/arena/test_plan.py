@@ -16,7 +16,11 @@ SIZES = {"bank": (16, 9), "mail": (40, 6)}
 
 def stages() -> Any:
     return {
-        name: SimpleNamespace(users=[f"user_{i}" for i in range(u)], injections=[f"goal_{i}" for i in range(g)])
+        name: SimpleNamespace(
+            users=[f"user_{i}" for i in range(u)],
+            injections=[f"goal_{i}" for i in range(g)],
+            errands=[f"errand_{i}" for i in range(12)],
+        )
         for name, (u, g) in SIZES.items()
     }
 
@@ -36,7 +40,8 @@ def test_every_task_is_in_one_part(plan: Plan) -> None:
 
 def test_the_seed_decides_and_the_order_of_tasks_does_not(plan: Plan) -> None:
     turned = {
-        name: SimpleNamespace(users=own.users[::-1], injections=own.injections[::-1]) for name, own in stages().items()
+        name: SimpleNamespace(users=own.users[::-1], injections=own.injections[::-1], errands=own.errands)
+        for name, own in stages().items()
     }
     assert make_plan(turned, 3) == plan
     assert make_plan(stages(), 4) != plan
@@ -44,7 +49,7 @@ def test_the_seed_decides_and_the_order_of_tasks_does_not(plan: Plan) -> None:
 
 def test_a_plan_survives_json(plan: Plan) -> None:
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    with pytest.raises(ArenaError, match="expected seed, users and goals"):
+    with pytest.raises(ArenaError, match="expected seed, users, goals and errands"):
         Plan.from_json({"seed": 3})
 
 
@@ -56,8 +61,8 @@ def test_runs_are_of_the_tasks_of_their_part(plan: Plan, part: str) -> None:
     for case in found:
         assert case.user in plan.users[case.suite][part]
         allowed = {goal for name in goals for goal in plan.goals[case.suite][name]}
-        swapped = plan.users[case.suite]["train"] if part == "train" else ()
-        assert not case.goal or case.goal in allowed or case.goal in swapped
+        made_up = (*plan.users[case.suite]["train"], *plan.errands[case.suite]) if part == "train" else ()
+        assert not case.goal or case.goal in allowed or case.goal in made_up
         assert case.goal != case.user
     benign = [case for case in found if case.conduct == "benign"]
     assert {(c.suite, c.user) for c in benign} == {(s, u) for s in plan.users for u in plan.users[s][part]}
@@ -84,7 +89,7 @@ def test_calibration_runs_are_safe(plan: Plan) -> None:
 def test_what_is_not_there_is_refused(plan: Plan) -> None:
     with pytest.raises(ArenaError, match="got 'dev', expected one of train, validation"):
         list(cases(plan, "dev"))
-    few = {"tiny": SimpleNamespace(users=["a", "b"], injections=["x", "y", "z"])}
+    few = {"tiny": SimpleNamespace(users=["a", "b"], injections=["x", "y", "z"], errands=[])}
     with pytest.raises(ArenaError, match="got 2, expected one for each of train"):
         make_plan(few, 0)  # type: ignore[arg-type]
 
