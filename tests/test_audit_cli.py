@@ -47,7 +47,7 @@ def test_from_a_page_to_adjudicated_trajectories(data: Path, tmp_path: Path) -> 
     a, b = annotate(tmp_path / "a.jsonl", data, "anna"), annotate(tmp_path / "b.jsonl", data, "ben", -1)
     unsafe = sum(bool(own.unsafe) for own in read_set(data).values())
     said = done("audit", "compare", a, b, "--adjudicated", b, "--trajectories", data, "--out", tmp_path / "out").out
-    assert said.endswith(f"{unsafe} to adjudicate; wrote {tmp_path / 'out'}\n")
+    assert said.endswith(f"{unsafe} disagreements; wrote {tmp_path / 'out'}\n")
     values = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert [p["metrics"]["exact"]["value"] for p in values["pairs"]] == [(12 - unsafe) / 12, 1.0, (12 - unsafe) / 12]
     assert [p["metrics"]["within_one"]["value"] for p in values["pairs"]] == [1.0, 1.0, 1.0]

@@ -229,9 +229,7 @@ def adjudicated(trajectory: Trajectory, annotation: Annotation) -> Trajectory:
     """
     earlier = trajectory.metadata.get("audit", [])
     if not isinstance(earlier, list):
-        raise AuditError(
-            f"trajectory {trajectory.id!r}: metadata.audit: got {earlier!r:.60}, expected a list or nothing"
-        )
+        raise AuditError(f"trajectory {trajectory.id!r}: metadata.audit: got {earlier!r:.60}, expected a list")
     first, steps = annotation.first_hazard, len(trajectory)
     unsafe = None if annotation.status == UNSURE else first is not None
     hazards: list[bool | None] = [None if unsafe is None else False] * steps

@@ -198,3 +198,10 @@ def test_a_set_has_each_id_once_and_is_not_empty(tmp_path: Path) -> None:
     write_trajectories([], tmp_path / "none.jsonl")
     with pytest.raises(AuditError, match="holds no trajectory"):
         read_set(tmp_path / "none.jsonl")
+
+
+def test_what_stands_in_the_place_of_earlier_labels_is_not_overwritten() -> None:
+    own = run("a", first=3)
+    for other in ("a text", 3, {"of": "another tool"}):
+        with pytest.raises(AuditError, match=r"trajectory 'a': metadata\.audit: got .*, expected a list"):
+            adjudicated(dataclasses.replace(own, metadata={"audit": other}), note(own, 1))

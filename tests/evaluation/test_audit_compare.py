@@ -264,3 +264,11 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     assert "<b>&" not in page
     assert "\u202e" not in page + render_audit(found)
     assert "{{ 7 * 7 }}" in page
+
+
+def test_one_file_is_not_two_people(tmp_path: Path) -> None:
+    own = run("a", first=1)
+    anna, ben = written(tmp_path / "a.jsonl", note(own, 1)), written(tmp_path / "b.jsonl", note(own, 1, "ben"))
+    compare_labels(anna, ben)  # two people may well agree
+    with pytest.raises(AuditError, match="hold the same annotations, expected those of two people"):
+        compare_labels(anna, read_annotations(tmp_path / "a.jsonl"))

@@ -254,3 +254,21 @@ def test_marking_and_exporting_in_a_browser(tmp_path: Path) -> None:
         note(found[second], None, comment="hm"),
         note(found[third], "unsure"),
     ]
+
+
+def test_nothing_but_an_audit_page_is_overwritten(tmp_path: Path) -> None:
+    runs = {"a": run("a", first=1)}
+    page = tmp_path / "page.html"
+    assert write_audit_page(page, runs) == write_audit_page(page, runs) == 1
+    precious = tmp_path / "trajectories.jsonl"
+    precious.write_text("precious")
+    for path in (precious, tmp_path):
+        with pytest.raises(AuditError, match="is there and is no audit page; nothing was overwritten"):
+            write_audit_page(path, runs)
+    assert precious.read_text() == "precious"
+
+
+def test_a_page_without_trajectories_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match="there is none to be shown"):
+        write_audit_page(tmp_path / "page.html", {"a": run("a")}, only=[])
+    assert not list(tmp_path.iterdir())
