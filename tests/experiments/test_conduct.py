@@ -57,6 +57,7 @@ def ablated(plan: Path, tmp_path_factory: pytest.TempPathFactory, compiled: Path
         return out, done("experiment", "ablations", "--plan", plan, "--out", out, "--quiet").out
 
 
+@pytest.mark.slow
 def test_ablations_from_plan_to_page(ablated: tuple[Path, str]) -> None:
     out, said = ablated
     found = read_summary(out / "summary.json")
@@ -69,6 +70,7 @@ def test_ablations_from_plan_to_page(ablated: tuple[Path, str]) -> None:
     assert all(name in page for name in names)
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_runs_outcomes(ablated: tuple[Path, str]) -> None:
     out, _ = ablated
     outcomes = read_outcomes(out / "runs" / "drift" / "full" / "seed_1" / "report" / "outcomes.json")
@@ -78,6 +80,7 @@ def test_figures_are_those_of_the_runs_outcomes(ablated: tuple[Path, str]) -> No
     assert figure.value == pytest.approx(sr)
 
 
+@pytest.mark.slow
 def test_stages_that_a_variant_does_not_touch_are_taken_over(ablated: tuple[Path, str]) -> None:
     folder = ablated[0] / "runs" / "drift"
     full = {stage: (folder / "full" / "seed_1" / stage / "curves.csv").read_bytes() for stage in ("stage1", "stage2")}
@@ -87,6 +90,7 @@ def test_stages_that_a_variant_does_not_touch_are_taken_over(ablated: tuple[Path
     assert not (folder / "no_world-model_pretraining" / "seed_1" / "stage1").exists()
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_trained_again(
     ablated: tuple[Path, str], plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +99,7 @@ def test_what_is_finished_is_not_trained_again(
     assert done("experiment", "ablations", "--plan", plan, "--out", out, "--quiet").out == said
 
 
+@pytest.mark.slow
 def test_a_run_that_was_calibrated_anew_is_evaluated_again(ablated: tuple[Path, str], plan: Path) -> None:
     out, _ = ablated
     run = out / "runs" / "drift" / "full" / "seed_1"
@@ -111,6 +116,7 @@ def test_a_run_that_was_calibrated_anew_is_evaluated_again(ablated: tuple[Path, 
     assert after()[0] == before
 
 
+@pytest.mark.slow
 def test_a_run_with_other_settings_is_left_alone(ablated: tuple[Path, str], plan: Path) -> None:
     settings = json.dumps([*SIZES, "stage2.steps=4"])
     said = refused(
