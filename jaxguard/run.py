@@ -100,7 +100,7 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
             )
             params = result.params
     share = 0.0
-    if config.stage2.steps and config.stage2.pooled:
+    if config.stage2.steps and config.stage2.pooled and config.model.heads != "prefix":  # it adds to the hazard logit
         fit = fit_pooled(config.model, params, training, validation, config.train.seed)
         params, share = fit.params, fit.share
     if config.train.half:
