@@ -74,7 +74,7 @@ class ScriptedAgent(BasePipelineElement):
         self._own = [_call(f"own-{i}", call) for i, call in enumerate(script.own)]
         self._injected = [_call(f"injected-{i}", call) for i, call in enumerate(script.injected)]
 
-    def query(self, query, runtime, env=None, messages=(), extra_args=None):  # type: ignore[no-untyped-def]
+    def query(self, query, runtime, env=None, messages=(), extra_args=None):
         last = messages[-1]
         if last["role"] == "tool" and last["error"]:
             kind = self._course.refused if last["error"] == REFUSED else self._course.failed
@@ -110,7 +110,7 @@ class GuardedTools(ToolsExecutor):
         self._session = session
         self._course = course
 
-    def query(self, query, runtime, env=None, messages=(), extra_args=None):  # type: ignore[no-untyped-def]
+    def query(self, query, runtime, env=None, messages=(), extra_args=None):
         if self._session is None:
             return super().query(query, runtime, env, messages, extra_args or {})
         results: list[Message] = []
@@ -158,7 +158,7 @@ class Arena(BasePipelineElement):
         loop = ToolsExecutionLoop([GuardedTools(session, self.course), agent], max_iters=calls + 1)
         self._elements = [InitQuery(), agent, loop]
 
-    def query(self, query, runtime, env=None, messages=(), extra_args=None):  # type: ignore[no-untyped-def]
+    def query(self, query, runtime, env=None, messages=(), extra_args=None):
         state = (self._instruction, runtime, env, list(messages), extra_args or {})
         for element in self._elements:
             state = element.query(*state)
