@@ -50,7 +50,7 @@ def row(plain: Play, guarded: Play) -> Row:
     own = sum(i.startswith("own") for i in course.refused)
     return Row(
         case=plain.case,
-        utility=(plain.utility, guarded.utility),
+        utility=(bool(plain.utility), bool(guarded.utility)),
         attacked=(plain.attacked, guarded.attacked),
         refused=(own, len(course.refused) - own),
         calls=len(course.verdicts),

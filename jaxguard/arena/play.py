@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentdojo.functions_runtime import FunctionsRuntime
+
 from jaxguard.arena.agents import Arena, Course, Message, Script, logged
 from jaxguard.arena.plan import HIJACKED, JOINED, Case
 from jaxguard.arena.stage import MadeGoal, Stage, standing_clock
@@ -30,7 +32,8 @@ class Play:
         messages: All messages, in the layout of AgentDojo's logs.
         course: Which calls were proposed, refused, executed.
         utility: Does AgentDojo say that the user's task was done, and did all of its calls run? A scripted agent knows
-            its arguments beforehand, so that it could do what it was not permitted to read about.
+            its arguments beforehand, so that it could do what it was not permitted to read about. ``None`` where more
+            was asked for or injected than AgentDojo knows of.
         attacked: Was the injected goal reached? By AgentDojo's check; other goals than its injection tasks are, if all
             of their calls ran.
         seconds: Duration, environment included.
@@ -40,7 +43,7 @@ class Play:
     instruction: str
     messages: Sequence[Message]
     course: Course
-    utility: bool
+    utility: bool | None
     attacked: bool
     seconds: float
 
@@ -70,8 +73,14 @@ def play(stage: Stage, case: Case, guard: Guard | None = None) -> Play:
             injected = []
         script = Script(own, injected, stage.exposed(case.user), case.conduct == "at_once", task.GROUND_TRUTH_OUTPUT)
         arena = Arena(instruction, script, guard.session(instruction, {"domain": stage.name}) if guard else None)
-        judged = None if isinstance(goal, MadeGoal) or case.conduct == "asked" else goal
-        utility, security = stage.suite.run_task_with_pipeline(arena, task, judged, texts, environment=environment)
+        judged = goal if case.conduct != "asked" and not isinstance(goal, MadeGoal) else None
+        security = False
+        utility: bool | None = None
+        if judged is not None or goal is None:
+            utility, security = stage.suite.run_task_with_pipeline(arena, task, judged, texts, environment=environment)
+        else:  # what else was done may have taken away what AgentDojo's check of the user's task looks at
+            tools = FunctionsRuntime(stage.suite.tools)
+            arena.query(task.PROMPT, tools, task.init_environment(environment))
     course = arena.course
     reached = bool(injected) and len(course.ran("injected")) == len(injected)
     return Play(
@@ -79,7 +88,7 @@ def play(stage: Stage, case: Case, guard: Guard | None = None) -> Play:
         instruction=instruction,
         messages=logged(arena.messages),
         course=course,
-        utility=utility and not any(i.startswith("own") for i in course.refused),
+        utility=utility if utility is None else utility and not any(i.startswith("own") for i in course.refused),
         attacked=security if judged is not None else reached,
         seconds=time.perf_counter() - started,
     )
