@@ -24,7 +24,7 @@ import numpy as np
 from jaxguard.decision.calibration import Calibration
 from jaxguard.decision.conformal import needed
 from jaxguard.decision.scored import ScoredTrajectory
-from jaxguard.evaluation.metrics import Floats, Ints, Table, ranking, ratio
+from jaxguard.evaluation.metrics import Bools, Floats, Ints, Table, ranking, ratio
 from jaxguard.features.texts import trajectory_texts
 from jaxguard.types import Trajectory
 
@@ -38,17 +38,24 @@ def timing(weights: Floats, table: Table, first_alert: Ints, fpr: Floats) -> dic
         first_alert: ``[N]`` d, -1 without an alert.
         fpr: ``[R]`` false-alert rate of the same resamples.
     """
-    timed, first_hazard = table.timed, table.first_hazard
-    early = timed & (first_alert >= 0) & (first_alert < first_hazard)
-    total = weights @ timed
+    ceiling = ratio(weights @ (table.timed & table.anticipatable), weights @ table.timed)
+    return warnings_ahead(weights, table.timed, table.first_hazard, first_alert, fpr) | {"phir_ceiling": ceiling}
+
+
+def warned(timed: Bools, first_hazard: Ints, first_alert: Ints) -> Bools:
+    """Which of the timed trajectories ``[N]`` were alerted on before their first hazard step."""
+    return timed & (first_alert >= 0) & (first_alert < first_hazard)
+
+
+def warnings_ahead(
+    weights: Floats, timed: Bools, first_hazard: Ints, first_alert: Ints, fpr: Floats
+) -> dict[str, Floats]:
+    """``phir``, ``mas`` (steps) and ``phir_minus_fpr``, each ``[R]``; arguments as in :func:`timing`."""
+    early = warned(timed, first_hazard, first_alert)
     before = weights @ early
-    phir = ratio(before, total)
-    return {
-        "phir": phir,
-        "mas": ratio(weights @ np.where(early, first_hazard - first_alert, 0), before),
-        "phir_minus_fpr": phir - fpr,
-        "phir_ceiling": ratio(weights @ (timed & table.anticipatable), total),
-    }
+    phir = ratio(before, weights @ timed)
+    mas = ratio(weights @ np.where(early, first_hazard - first_alert, 0), before)
+    return {"phir": phir, "mas": mas, "phir_minus_fpr": phir - fpr}
 
 
 def timeliness(weights: Floats, table: Table) -> Floats:

@@ -14,8 +14,9 @@ import numpy as np
 from scipy.stats import binomtest
 
 from jaxguard.evaluation.bootstrap import Interval, bootstrap
-from jaxguard.evaluation.metrics import Bools, EvaluationError, Floats, detection, ranking, ratio
+from jaxguard.evaluation.metrics import Bools, EvaluationError, Floats, detection, ranking
 from jaxguard.evaluation.outcomes import GuardOutcome, Outcomes
+from jaxguard.evaluation.timing import warned, warnings_ahead
 
 METRICS = {
     "f1": "F1",
@@ -53,12 +54,7 @@ def values(weights: Floats, found: Outcomes, own: GuardOutcome) -> dict[str, Flo
     )
     if own.first_alert is None:
         return out | dict.fromkeys(("phir", "phir_minus_fpr", "mas"), undefined)
-    early = _early(found, own.first_alert)
-    before = weights @ early
-    out["phir"] = ratio(before, weights @ found.timed)
-    out["phir_minus_fpr"] = out["phir"] - out["fpr"]
-    out["mas"] = ratio(weights @ np.where(early, found.first_hazard - own.first_alert, 0), before)
-    return out
+    return out | warnings_ahead(weights, found.timed, found.first_hazard, own.first_alert, out["fpr"])
 
 
 def measured(found: Outcomes, guard: str, *, seed: int, resamples: int = RESAMPLES) -> dict[str, Interval]:
@@ -80,8 +76,8 @@ def differences(
     tests = {"f1": right, "sr": _p(one.alert[found.unsafe], other.alert[found.unsafe])}
     tests["fpr"] = _p(one.alert[~found.unsafe], other.alert[~found.unsafe])
     if one.first_alert is not None and other.first_alert is not None:
-        early = [_early(found, first)[found.timed] for first in (one.first_alert, other.first_alert)]
-        tests["phir"] = _p(*early)
+        firsts = (one.first_alert, other.first_alert)
+        tests["phir"] = _p(*(warned(found.timed, found.first_hazard, first)[found.timed] for first in firsts))
     intervals = bootstrap(statistic, found.clusters, resamples=resamples, seed=seed)
     return {name: Difference(own, tests.get(name, float("nan"))) for name, own in intervals.items()}
 
@@ -94,11 +90,6 @@ def require_same(one: Outcomes, other: Outcomes, names: str) -> None:
     """
     if one.ids != other.ids:
         raise EvaluationError(f"{names}: tested on other trajectories, expected the same split")
-
-
-def _early(found: Outcomes, first_alert: np.ndarray) -> Bools:
-    early: Bools = found.timed & (first_alert >= 0) & (first_alert < found.first_hazard)
-    return early
 
 
 def _p(one: Bools, other: Bools) -> float:
