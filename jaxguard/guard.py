@@ -21,6 +21,7 @@ from jaxguard.decision.policy import Mode, decide_step
 from jaxguard.decision.scored import ScoredTrajectory, judge
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
+from jaxguard.features.shards import LARGEST_VALUE, usable
 from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import trajectory_texts, well_formed
 from jaxguard.sessions import Proposal, ScoringSession
@@ -32,8 +33,6 @@ from jaxguard.world_model.scorer import LiveState, Scorer
 
 logger = logging.getLogger(__name__)
 
-LARGEST_VALUE = 1e9
-"""In a vector. The squares of larger ones overflow, and a norm that divides by infinity makes all texts alike."""
 HELD_TEXTS = 8
 """Texts whose vectors a live session keeps, about two calls' worth."""
 
@@ -93,7 +92,10 @@ class LiveVectors:
 
 
 class TextVectors:
-    """Vectors of texts made on the spot: what scores trajectories without a feature store."""
+    """Vectors of texts made on the spot: what scores trajectories without a feature store.
+
+    One that a live session would refuse is NaN, so that whoever reads it is not scored.
+    """
 
     def __init__(self, encoder: Encoder):
         self._encoder = encoder
@@ -104,7 +106,10 @@ class TextVectors:
         new = [text for text in dict.fromkeys(texts) if text not in self._index]
         if new:
             first = len(self._table)
-            self._table.extend(self._encoder.encode(new))
+            with np.errstate(over="ignore"):
+                vectors = np.array(self._encoder.encode(new), np.float32)
+            vectors[~usable(vectors)] = np.nan
+            self._table.extend(vectors)
             self._index.update((text, first + i) for i, text in enumerate(new))
         return np.array([self._index[text] for text in texts], np.int64)
 

@@ -99,11 +99,12 @@ def test_a_store_of_another_encoder_is_refused(guard: Guard, tmp_path: Path) -> 
         list(guard.score(TRAJECTORIES, store))
 
 
-def test_vectors_that_are_not_finite_are_held(guard: Guard) -> None:
-    """An infinite observation must not hide in the mode of the latents."""
+@pytest.mark.parametrize("factor", [np.inf, 1e20])
+def test_vectors_that_no_model_can_read_are_held(guard: Guard, factor: float) -> None:
+    """An infinite observation must not hide in the mode of the latents, nor a huge one in a norm."""
     bad = TRAJECTORIES[2].steps[2].observation
     sound = guard.encoder.vector  # type: ignore[attr-defined]
-    guard.encoder.vector = lambda text: sound(text) * (np.inf if text == bad else 1)  # type: ignore[attr-defined]
+    guard.encoder.vector = lambda text: sound(text) * np.float32(factor if text == bad else 1)  # type: ignore[attr-defined]
     spoiled, other = guard.score([TRAJECTORIES[2], TRAJECTORIES[3]])
     assert np.isfinite(spoiled.fused[:2]).all()
     assert np.isnan(spoiled.fused[2:]).all()

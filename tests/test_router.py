@@ -111,10 +111,11 @@ def test_without_recurrence_history_does_not_count() -> None:
         assert (np.abs(one[1:] - two[1:]) > 1e-5).any() == differs
 
 
-def test_a_vector_that_is_not_finite_routes_to_ask() -> None:
+@pytest.mark.parametrize("factor", [np.inf, 1e20])
+def test_a_vector_that_no_model_can_read_routes_to_ask(factor: float) -> None:
     router = fresh_router()
     bad, sound = LONG.steps[4].observation, FakeEncoder().vector
-    router.encoder.vector = lambda text: sound(text) * (np.inf if text == bad else 1)  # type: ignore[attr-defined]
+    router.encoder.vector = lambda text: sound(text) * np.float32(factor if text == bad else 1)  # type: ignore[attr-defined]
     (found,) = logits(router, LONG)
     assert np.isfinite(found[:4]).all()
     assert np.isnan(found[4:]).all()

@@ -27,6 +27,8 @@ from jaxguard.types import JaxguardError
 HASH_BYTES = 16
 TEMPORARY = ".tmp-"
 SUFFIX = ".parquet"
+LARGEST_VALUE = 1e9
+"""In a vector. The squares of larger ones overflow, and a norm that divides by infinity makes all texts alike."""
 # Arrow starts a new page after 20,000 rows; a shard must fit into one.
 MAX_ROWS = 16_384
 _MAX_BYTES = 256 << 20
@@ -40,6 +42,12 @@ class FeatureStoreError(JaxguardError):
 def rows_per_shard(row_bytes: int) -> int:
     """How many rows of ``row_bytes`` one shard may hold (at most 256 MiB, at least one row)."""
     return max(1, min(MAX_ROWS, _MAX_BYTES // row_bytes))
+
+
+def usable(vectors: np.ndarray) -> np.ndarray:
+    """Which rows of ``[N, E]`` are finite and within :data:`LARGEST_VALUE`: bool ``[N]``."""
+    result: np.ndarray = (np.abs(vectors.astype(np.float32, copy=False)) <= LARGEST_VALUE).all(axis=1)
+    return result
 
 
 def fsync_folder(folder: Path) -> None:
@@ -197,9 +205,10 @@ class Shard:
                 raise self._damaged("its checksum differs")
             for start in range(0, self.rows, 1024):
                 block = np.ascontiguousarray(flat[start : start + 1024]).view(self._dtype)
-                if not np.isfinite(block).all():
-                    row = start + int(np.argmin(np.isfinite(block).all(axis=1)))
-                    raise self._damaged(f"row {row} holds NaN or infinity")
+                good = usable(block)
+                if not good.all():
+                    row = start + int(np.argmin(good))
+                    raise self._damaged(f"row {row} holds NaN, infinity or a value beyond {LARGEST_VALUE:g}")
             self._verified = True
         return flat
 

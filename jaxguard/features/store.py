@@ -28,12 +28,14 @@ from numpy.typing import ArrayLike
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.shards import (
     HASH_BYTES,
+    LARGEST_VALUE,
     SUFFIX,
     TEMPORARY,
     FeatureStoreError,
     Shard,
     fsync_folder,
     rows_per_shard,
+    usable,
     write_shard,
 )
 from jaxguard.types import JaxguardError
@@ -240,10 +242,10 @@ class FeatureStore:
 
         Args:
             texts: N texts; repeated ones and ones already stored are passed over.
-            vectors: [N, E], finite, and within the range of the store's dtype.
+            vectors: [N, E], finite, and within the range of the store's dtype and of what a model can read.
 
         Raises:
-            FeatureStoreError: Wrong shape; NaN or infinity (nothing is written then); disk errors.
+            FeatureStoreError: Wrong shape; NaN, infinity or a value beyond (nothing is written then); disk errors.
         """
         given = np.asarray(vectors)
         if given.shape != (len(texts), self.dim):
@@ -252,12 +254,12 @@ class FeatureStore:
             )
         with np.errstate(over="ignore"):
             stored = np.ascontiguousarray(given, dtype=self.dtype)
-        finite = np.isfinite(stored).all(axis=1)
-        if not finite.all():
-            index = int(np.argmin(finite))
+        good = usable(stored)
+        if not good.all():
+            index = int(np.argmin(good))
             raise FeatureStoreError(
                 f"feature store {self.path}: the vector of text {index} has NaN, infinity or a value beyond "
-                f"{self.dtype}; {int((~finite).sum())} of {len(texts)} are like that, none was stored"
+                f"{self.dtype} or {LARGEST_VALUE:g}; {int((~good).sum())} of {len(texts)} are like that, none was stored"
             )
         self.refresh()
         keys, first = np.unique(_hashes(texts), return_index=True)

@@ -161,6 +161,7 @@ def test_a_shard_of_another_store_is_refused(tmp_path: Path) -> None:
     [
         ([[1, 2], [np.nan, 0]], "vector of text 1 .*1 of 2"),
         ([[np.inf, 2], [np.nan, 0]], "vector of text 0 .*2 of 2"),
+        ([[1, 2], [3, -1e30]], "vector of text 1 has NaN, infinity or a value beyond .*1 of 2"),
         ([[1, 2, 3], [4, 5, 6]], r"shape \(2, 3\), expected \(2, 2\)"),
         ([[1, 2]], r"shape \(1, 2\)"),
     ],
@@ -203,10 +204,11 @@ def test_every_flipped_bit_of_the_data_is_noticed(tmp_path: Path) -> None:
             store.gather(np.arange(3))
 
 
-def test_nan_behind_a_right_checksum_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e30])
+def test_unusable_values_behind_a_right_checksum_are_noticed(tmp_path: Path, value: float) -> None:
     store = FeatureStore.create_or_open(tmp_path, FP, 2)
     hashes = np.frombuffer(text_hash("a") + text_hash("b"), "S16")
-    shards.write_shard(tmp_path, "x.parquet", hashes, np.array([[0, 1], [2, np.nan]], np.float32), FP)
+    shards.write_shard(tmp_path, "x.parquet", hashes, np.array([[0, 1], [2, value]], np.float32), FP)
     store.refresh()
     with pytest.raises(FeatureStoreError, match=r"x\.parquet: damaged.*row 1 holds NaN"):
         store.get(["a"])
