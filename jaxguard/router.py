@@ -19,7 +19,7 @@ from jaxguard.decision.routing import Routing, route_step
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.grounding import GROUNDING_VERSION, Grounding
-from jaxguard.features.store import FeatureStore
+from jaxguard.features.store import FeatureStore, MissingTexts
 from jaxguard.features.texts import well_formed
 from jaxguard.guard import Guard, GuardError, LiveVectors, TextVectors
 from jaxguard.route_config import RouteConfig
@@ -162,7 +162,10 @@ class Router:
                 part = members[first : first + rows_at_once]
                 texts = RouteTextRows(self.config.route, thought=self.config.data.thought)
                 rows: list[RouteRows] = [texts.rows(trajectory, len(trajectory)) for _, trajectory in part]
-                table = vectors.gather(vectors.rows(list(texts.texts)))
+                try:
+                    table = vectors.gather(vectors.rows(list(texts.texts)))
+                except MissingTexts as error:
+                    raise MissingTexts(f"{error}, with --router also what a router reads beside") from error
                 found = self.scorer.batch(pad_rows(table, rows, rows_at_once))
                 for (position, trajectory), own in zip(part, found, strict=False):
                     yield position, trajectory, own[: len(trajectory)]
