@@ -259,7 +259,7 @@ class FeatureStore:
             index = int(np.argmin(good))
             raise FeatureStoreError(
                 f"feature store {self.path}: the vector of text {index} has NaN, infinity or a value beyond "
-                f"{self.dtype} or {LARGEST_VALUE:g}; {int((~good).sum())} of {len(texts)} are like that, none was stored"
+                f"{self.dtype} or {LARGEST_VALUE:g}; {(~good).sum()} of {len(texts)} are like that, none was stored"
             )
         self.refresh()
         keys, first = np.unique(_hashes(texts), return_index=True)
