@@ -43,6 +43,7 @@ from jaxguard.inputs import (
 from jaxguard.route_config import RouteConfig, RoutingConfig
 from jaxguard.router import Router, RouterError, service_of
 from jaxguard.settings import ConfigError, override
+from jaxguard.traces.lock import locked
 from jaxguard.traces.review_sets import require_teachable, reviewed
 from jaxguard.traces.services.restyle import BACKBONES, FRAMEWORKS, restyle
 from jaxguard.traces.snapshots import Review, reviews_of, snapshot
@@ -74,7 +75,8 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
 
     Raises:
         JaxguardError: data, store, split or configuration do not fit together, the training part has no reviews, those
-            of one route only, or trajectories that are for evaluation only, or training diverges.
+            of one route only, or trajectories that are for evaluation only, another process trains or calibrates there,
+            or training diverges.
     """
     replaced = fresh and folder.exists()
     if replaced:
@@ -90,40 +92,41 @@ def train_router(config: RouteConfig, folder: Path, *, fresh: bool = False, prog
     told = _routes(training.labels)
     if len(known := [name for name, count in told.items() if count]) < 2:
         raise RunError(f"train part: all {sum(told.values())} reviews are {known[0]}, expected two routes at least")
-    if replaced:
-        delete_run(folder)
-    establish(run)
-    earlier = Router.load(folder / "router", run.encoder) if (folder / "router").exists() else None
-    world = init_params(config.model, config.train.seed)
-    if config.stage1.steps:
-        options: dict[str, Any] = {"max_steps": config.train.max_steps, "thought": config.data.thought}
-        seen = make_episodes(run.part("train"), run.store, part="train", **options)
-        kept_back = (
-            make_episodes(run.part("validation"), run.store, part="validation", **options) if validation else None
+    with locked(folder):
+        if replaced:
+            delete_run(folder)
+        establish(run)
+        earlier = Router.load(folder / "router", run.encoder) if (folder / "router").exists() else None
+        world = init_params(config.model, config.train.seed)
+        if config.stage1.steps:
+            options: dict[str, Any] = {"max_steps": config.train.max_steps, "thought": config.data.thought}
+            seen = make_episodes(run.part("train"), run.store, part="train", **options)
+            kept_back = (
+                make_episodes(run.part("validation"), run.store, part="validation", **options) if validation else None
+            )
+            guard = Config(model=config.model, stage1=config.stage1, train=config.train)
+            first = run_stage(
+                stage_of(guard, 1), config.train, world, seen, kept_back, folder / "stage1", progress=progress
+            )
+            world = first.params
+        params = {"world": world, "head": init_params(config.model, config.train.seed + 1, RouteHead)}
+        result = run_stage(
+            route_stage(config), config.train, params, training, validation, folder / "route", progress=progress
         )
-        guard = Config(model=config.model, stage1=config.stage1, train=config.train)
-        first = run_stage(
-            stage_of(guard, 1), config.train, world, seen, kept_back, folder / "stage1", progress=progress
-        )
-        world = first.params
-    params = {"world": world, "head": init_params(config.model, config.train.seed + 1, RouteHead)}
-    result = run_stage(
-        route_stage(config), config.train, params, training, validation, folder / "route", progress=progress
-    )
-    provenance = {
-        "trajectories": {name: len(ids) for name, ids in run.splits.items()},
-        "reviews": told,
-        "trained on": len(training),
-        "without reviews, left out": training.unreviewed,
-        "data": list(config.data.trajectories),
-        "seed": config.train.seed,
-        "inputs": dict(run.digests),
-    }
-    router = Router(config, result.params, run.encoder, provenance=provenance)
-    if earlier is not None and (earlier.source, earlier.provenance.get("inputs")) == (router.source, run.digests):
-        return dataclasses.replace(router, routing=earlier.routing)  # nothing was left to train
-    router.save(folder / "router")
-    return router
+        provenance = {
+            "trajectories": {name: len(ids) for name, ids in run.splits.items()},
+            "reviews": told,
+            "trained on": len(training),
+            "without reviews, left out": training.unreviewed,
+            "data": list(config.data.trajectories),
+            "seed": config.train.seed,
+            "inputs": dict(run.digests),
+        }
+        router = Router(config, result.params, run.encoder, provenance=provenance)
+        if earlier is not None and (earlier.source, earlier.provenance.get("inputs")) == (router.source, run.digests):
+            return dataclasses.replace(router, routing=earlier.routing)  # nothing was left to train
+        router.save(folder / "router")
+        return router
 
 
 def calibrate_router(folder: Path, overrides: Sequence[str] = ()) -> Router:
@@ -138,15 +141,17 @@ def calibrate_router(folder: Path, overrides: Sequence[str] = ()) -> Router:
         JaxguardError: the part has too few reviews or holds trajectories that are for evaluation only, or the
             operating point is impossible.
     """
-    run, router = _opened(folder)
-    require_teachable(run.part("calibration"), "calibration part")
-    if other := [o for o in overrides if not o.startswith("routing.") or o.startswith("routing.unseen")]:
-        raise ConfigError(f"override {other[0]!r}: expected routing.* here; other settings need another training")
-    settings = override(run.config, overrides).routing
-    rows = _rows(router, run.part("calibration"), run.store)
-    routing = _fit(rows, settings, router.source, {"run": folder.name, "part": "calibration"})
-    router = router.routed(routing)
-    router.save(folder / "router")
+    run = _run(folder)
+    with locked(folder):
+        router = _trained(run)
+        require_teachable(run.part("calibration"), "calibration part")
+        if other := [o for o in overrides if not o.startswith("routing.") or o.startswith("routing.unseen")]:
+            raise ConfigError(f"override {other[0]!r}: expected routing.* here; other settings need another training")
+        settings = override(run.config, overrides).routing
+        rows = _rows(router, run.part("calibration"), run.store)
+        routing = _fit(rows, settings, router.source, {"run": folder.name, "part": "calibration"})
+        router = router.routed(routing)
+        router.save(folder / "router")
     return router
 
 
@@ -163,7 +168,8 @@ def evaluate_router(folder: Path, *, grid: bool = False) -> tuple[RoutingEvaluat
     Raises:
         JaxguardError: no thresholds, or no reviews to test on.
     """
-    run, router = _opened(folder)
+    run = _run(folder)
+    router = _trained(run)
     routing = _thresholds(router)
     test = [*run.part("test"), *(run.part(UNSEEN) if UNSEEN in run.splits else [])]
     rows = _rows(router, test, run.store)
@@ -272,12 +278,15 @@ def evaluate_cached(
     return result, about, page
 
 
-def _opened(folder: Path) -> tuple[Run[RouteConfig], Router]:
-    """A run and its router, which must have been trained on the split and the reviews that are there now."""
-    run = _with_reviews(open_run(folder, kind=RouteConfig))
-    router = Router.load(folder / "router", run.encoder)
+def _run(folder: Path) -> Run[RouteConfig]:
+    return _with_reviews(open_run(folder, kind=RouteConfig))
+
+
+def _trained(run: Run[RouteConfig]) -> Router:
+    """The router of a run, which must have been trained on the split and the reviews that are there now."""
+    router = Router.load(run.folder / "router", run.encoder)
     require_trained_on(run, router.provenance)
-    return run, router
+    return router
 
 
 def _with_reviews(run: Run[RouteConfig]) -> Run[RouteConfig]:

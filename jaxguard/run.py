@@ -49,6 +49,7 @@ from jaxguard.inputs import (
     run_episodes,
 )
 from jaxguard.settings import ConfigError, override
+from jaxguard.traces.lock import locked
 from jaxguard.training.loop import require_supervision, train_stage
 from jaxguard.training.pooled import fit_pooled
 from jaxguard.types import Trajectory
@@ -67,7 +68,8 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
         progress: Shows bars on stderr.
 
     Raises:
-        JaxguardError: data, store, split or configuration do not fit together, or training diverges.
+        JaxguardError: data, store, split or configuration do not fit together, another process trains or
+            calibrates there, or training diverges.
     """
     replaced = fresh and folder.exists()
     if replaced:
@@ -78,47 +80,48 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
     validation = run_episodes(run, "validation") if run.splits["validation"] else None
     if config.stage2.steps:
         require_supervision(training)
-    if replaced:
-        delete_run(folder)
-    establish(run)
-    encoder = run.encoder
-    # Before training, after which a bundle that cannot be read would stop the new one from being written.
-    earlier = Guard.load(folder / "guard", encoder) if (folder / "guard").exists() else None
-    params = init_params(config.model, config.train.seed)
-    logger.info(
-        "training %d parameters on %d trajectories (%d steps; %d cut to %d steps)",
-        count(params),
-        len(training),
-        training.lengths.sum(),
-        training.cut,
-        config.train.max_steps,
-    )
-    for stage, settings in ((1, config.stage1), (2, config.stage2)):
-        if settings.steps:
-            result = train_stage(
-                config, stage, params, training, validation, folder / f"stage{stage}", progress=progress
-            )
-            params = result.params
-    share = 0.0
-    if config.stage2.steps and config.stage2.pooled and config.model.heads != "prefix":  # it adds to the hazard logit
-        fit = fit_pooled(config.model, params, training, validation, config.train.seed)
-        params, share = fit.params, fit.share
-    if config.train.half:
-        params = jax.tree.map(lambda x: np.asarray(x).astype(np.float16).astype(np.float32), params)
-    provenance = {
-        "trajectories": {name: len(run.splits[name]) for name in PARTS},
-        "data": list(config.data.trajectories),
-        "seed": config.train.seed,
-        "pooled_share": share,
-        "inputs": dict(run.digests),
-    }
-    guard = Guard(config, params, encoder, provenance=provenance)
-    if earlier is not None:
-        found = (earlier.weights, earlier.provenance.get("inputs"))
-        if found == (guard.weights, provenance["inputs"]):
-            return dataclasses.replace(guard, calibration=earlier.calibration)  # nothing was left to train
-    guard.save(folder / "guard")
-    return guard
+    with locked(folder):
+        if replaced:
+            delete_run(folder)
+        establish(run)
+        encoder = run.encoder
+        # Before training, after which a bundle that cannot be read would stop the new one from being written.
+        earlier = Guard.load(folder / "guard", encoder) if (folder / "guard").exists() else None
+        params = init_params(config.model, config.train.seed)
+        logger.info(
+            "training %d parameters on %d trajectories (%d steps; %d cut to %d steps)",
+            count(params),
+            len(training),
+            training.lengths.sum(),
+            training.cut,
+            config.train.max_steps,
+        )
+        for stage, settings in ((1, config.stage1), (2, config.stage2)):
+            if settings.steps:
+                result = train_stage(
+                    config, stage, params, training, validation, folder / f"stage{stage}", progress=progress
+                )
+                params = result.params
+        share = 0.0
+        if config.stage2.steps and config.stage2.pooled and config.model.heads != "prefix":  # adds to the hazard logit
+            fit = fit_pooled(config.model, params, training, validation, config.train.seed)
+            params, share = fit.params, fit.share
+        if config.train.half:
+            params = jax.tree.map(lambda x: np.asarray(x).astype(np.float16).astype(np.float32), params)
+        provenance = {
+            "trajectories": {name: len(run.splits[name]) for name in PARTS},
+            "data": list(config.data.trajectories),
+            "seed": config.train.seed,
+            "pooled_share": share,
+            "inputs": dict(run.digests),
+        }
+        guard = Guard(config, params, encoder, provenance=provenance)
+        if earlier is not None:
+            found = (earlier.weights, earlier.provenance.get("inputs"))
+            if found == (guard.weights, provenance["inputs"]):
+                return dataclasses.replace(guard, calibration=earlier.calibration)  # nothing was left to train
+        guard.save(folder / "guard")
+        return guard
 
 
 def _trained(run: Run[Config]) -> Guard:
@@ -149,39 +152,40 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
         JaxguardError: too few safe calibration trajectories for a level (the message says how many it needs).
     """
     run = open_run(folder)
-    guard = _trained(run)
-    decision = _decision(run.config, overrides)
-    fusion, grid = FusionParams(beta=decision.beta, window=decision.window), FusionGrid()
-    if not decision.temporal:
-        fusion, grid = FusionParams(beta=0.0, window=1), FusionGrid(beta=(0.0,), window=(1,))
-    fitted: dict[str, Any] = {"fitted": False}
-    labelled = _labelled_validation(run)
-    hazard, prefix, lengths = all_risks(guard, labelled, run.store)
-    if decision.fit_fusion and labelled:
-        fit = fit_fusion(
-            hazard,
-            prefix,
-            lengths,
-            [bool(t.unsafe) for t in labelled],
-            first_hazard=[-1 if t.first_hazard is None else t.first_hazard for t in labelled],
-            ids=[t.id for t in labelled],
-            calibration_ids=run.splits["calibration"],
-            grid=grid,
-            default=fusion,
-        )
-        fusion = fit.params
-        fitted = {"fitted": fit.fitted, "auroc": fit.value if fit.fitted else None, "timeliness": fit.timeliness}
-    safe = [t for t in run.part("calibration") if t.unsafe is False]
-    calibration = set_thresholds(guard, safe, run.store, fusion, decision, {"fusion": fitted, "run": folder.name})
-    if not decision.paper_rule:
-        fused = evidence(hazard, prefix, lengths, fusion).fused
-        floors = [
-            _floor(threshold.value, values, lengths, labelled, decision.max_lost)
-            for threshold, values in ((calibration.block, hazard), (calibration.hold, fused))
-        ]
-        calibration = calibration.raised(*floors)
-    guard = guard.calibrated(calibration)
-    guard.save(folder / "guard")
+    with locked(folder):
+        guard = _trained(run)
+        decision = _decision(run.config, overrides)
+        fusion, grid = FusionParams(beta=decision.beta, window=decision.window), FusionGrid()
+        if not decision.temporal:
+            fusion, grid = FusionParams(beta=0.0, window=1), FusionGrid(beta=(0.0,), window=(1,))
+        fitted: dict[str, Any] = {"fitted": False}
+        labelled = _labelled_validation(run)
+        hazard, prefix, lengths = all_risks(guard, labelled, run.store)
+        if decision.fit_fusion and labelled:
+            fit = fit_fusion(
+                hazard,
+                prefix,
+                lengths,
+                [bool(t.unsafe) for t in labelled],
+                first_hazard=[-1 if t.first_hazard is None else t.first_hazard for t in labelled],
+                ids=[t.id for t in labelled],
+                calibration_ids=run.splits["calibration"],
+                grid=grid,
+                default=fusion,
+            )
+            fusion = fit.params
+            fitted = {"fitted": fit.fitted, "auroc": fit.value if fit.fitted else None, "timeliness": fit.timeliness}
+        safe = [t for t in run.part("calibration") if t.unsafe is False]
+        calibration = set_thresholds(guard, safe, run.store, fusion, decision, {"fusion": fitted, "run": folder.name})
+        if not decision.paper_rule:
+            fused = evidence(hazard, prefix, lengths, fusion).fused
+            floors = [
+                _floor(threshold.value, values, lengths, labelled, decision.max_lost)
+                for threshold, values in ((calibration.block, hazard), (calibration.hold, fused))
+            ]
+            calibration = calibration.raised(*floors)
+        guard = guard.calibrated(calibration)
+        guard.save(folder / "guard")
     return guard
 
 

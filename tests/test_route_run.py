@@ -20,6 +20,7 @@ from jaxguard.inputs import PARTS, load_trajectories
 from jaxguard.route_config import RouteConfig
 from jaxguard.router import Router
 from jaxguard.traces.jsonl import write_trajectories
+from jaxguard.traces.lock import locked
 from jaxguard.training.routing import route_stage
 from jaxguard.types import Route, Step, Trajectory
 
@@ -331,3 +332,12 @@ def test_errors_are_clear(made: Made, tmp_path: Path, copy: Path) -> None:
     assert "router: has no thresholds yet; run `jaxguard route calibrate` first" in refused("route", "evaluate", copy)
     done("route", "calibrate", copy)  # the way out that the message names
     assert command("route", "evaluate", copy).status == 0
+
+
+def test_one_process_at_a_time_trains_or_calibrates(made: Made, copy: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with locked(copy):
+        for words in (made.train(copy), (*made.train(copy), "--fresh"), ("route", "calibrate", copy)):
+            assert "another process is writing there" in refused(*words)
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    assert "another process" not in done("route", "calibrate", copy).err
