@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from small_run import SmallRun
 
 
+# XLA's compiler for CPUs with all that only speeds code up left out: tests compile for minutes and run for seconds.
+QUICK_FLAGS = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where slow tests are left out, everything compiles quickly; with them, as it does for users.
+
+    XLA reads its flags once, when a process first computes; child processes inherit them. Flags that are set already,
+    also to nothing, stay.
+    """
+    if "not slow" in config.option.markexpr:
+        os.environ.setdefault("XLA_FLAGS", QUICK_FLAGS)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of the development data sets; tests that need it are skipped where it is absent."""

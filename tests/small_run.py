@@ -99,7 +99,8 @@ def _shared(maker: Callable[..., Any]) -> Callable[..., Any]:
     """One compiled function for all runs of equal sizes, wherever their data and folders are."""
 
     def make(config: Config, stage: int) -> Any:
-        train = dataclasses.replace(config.train, seed=0)  # orders batches and draws the start: no part of a step
+        # The seed orders batches and draws the start, halving comes after: no parts of a step.
+        train = dataclasses.replace(config.train, seed=0, half=False)
         return _made(maker, stage, config.model, config.stage1, config.stage2, train)
 
     return make

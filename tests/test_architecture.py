@@ -135,6 +135,14 @@ def test_a_guard_needs_no_torch() -> None:
     assert loaded("import jaxguard.guard, jaxguard.run", "torch", "transformers", "ray", "jax") == {"jax"}
 
 
+def test_test_files_have_names_of_their_own() -> None:
+    """Two files of one name in folders without ``__init__.py`` cannot be collected: both get the bare name."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    bare = [f.name for f in files if f.name != "conftest.py" and not (f.parent / "__init__.py").exists()]
+    assert not {name for name in bare if bare.count(name) > 1}
+    assert len(bare) > 100
+
+
 def test_files_keep_their_size_and_there_is_no_utils() -> None:
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     assert not [f"{path}: {size} lines" for path, size in sizes.items() if size > 500]

@@ -475,7 +475,7 @@ def test_without_temporal_evidence_the_prefix_risk_is_fused_as_it_stands(small_r
     assert Guard.load(small_run.guard).calibration.fusion.window > 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("heads", "gone"), [("prefix", 0), ("hazard", 1)])
+@pytest.mark.parametrize(("heads", "gone"), [("prefix", 0), pytest.param("hazard", 1, marks=pytest.mark.slow)])
 def test_a_guard_with_one_head_is_calibrated_and_decides_by_it(
     small_run: SmallRun, tmp_path: Path, heads: str, gone: int
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -75,7 +76,9 @@ class Checkpoints:
         arrays = self._read(step, state=ocp.args.StandardRestore(abstract))["state"]
         if _digest(arrays) != meta["digest"]:
             raise TrainingError(f"{self._named(step)}: is damaged, its arrays are not those that were written")
-        return TrainState(**arrays["train"]), arrays["best"], meta
+        # Orbax binds arrays to their device; free ones, as at a fresh start, meet the step that is already compiled.
+        free = jax.tree.map(lambda v: jnp.array(np.asarray(v)), arrays)
+        return TrainState(**free["train"]), free["best"], meta
 
     def _check_meta(self, step: int, meta: Any) -> None:
         """Everything that resuming reads is there and of its kind."""

@@ -91,6 +91,30 @@ def test_chunks_bound_what_is_held_and_become_shards(tmp_path: Path) -> None:
     assert len(flat) == len(set(flat))
 
 
+def test_an_interrupted_embed_ends_with_the_same_store(tmp_path: Path) -> None:
+    class Interrupted(LengthEncoder):
+        def encode(
+            self, texts: Sequence[str], on_windows: OnWindows | None = None, *, live: bool = False
+        ) -> np.ndarray:
+            if len(self.calls) == 3:
+                raise KeyboardInterrupt
+            return super().encode(texts, on_windows, live=live)
+
+    trajectories, encoder = _trajectories(50), LengthEncoder()
+    cut = FeatureStore.create_or_open(tmp_path / "cut", encoder.fingerprint, 2)
+    with pytest.raises(KeyboardInterrupt):
+        embed(trajectories, cut, Interrupted(), chunk_texts=20)
+    resumed = FeatureStore.create_or_open(tmp_path / "cut", encoder.fingerprint, 2)
+    before = len(resumed)
+    assert before > 0
+    report = embed(trajectories, resumed, encoder, chunk_texts=33)
+    whole = FeatureStore.create_or_open(tmp_path / "whole", encoder.fingerprint, 2)
+    embed(trajectories, whole, encoder)
+    texts = list(dict.fromkeys(text for one in trajectories for text in trajectory_texts(one).unique()))
+    np.testing.assert_array_equal(resumed.get(texts), whole.get(texts))
+    assert len(resumed) == len(whole) == len(texts) == before + report.embedded
+
+
 def test_thought_changes_the_action_texts(tmp_path: Path) -> None:
     encoder = LengthEncoder()
     store = FeatureStore.create_or_open(tmp_path, encoder.fingerprint, 2)
@@ -144,6 +168,7 @@ embed(_trajectories(4000), store, encoder, chunk_texts=50)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_embed_ends_with_the_same_store(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     process = subprocess.Popen([sys.executable, "-c", _RUN, str(killed), str(Path(__file__).parent)])
