@@ -144,7 +144,8 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("overrides", nargs="*", metavar="decision.key=value", help="levels and rules other than the run's")
 
     sub = command("recalibrate", _recalibrate, "set a guard's thresholds anew on safe trajectories of another place")
-    sub.add_argument("--guard", type=Path, required=True, metavar="BUNDLE", help="calibrated guard bundle (RUN/guard)")
+    guard = "calibrated guard bundle, e.g. RUN/guard (default: the guard in the package)"
+    sub.add_argument("--guard", type=Path, default=jaxguard.DEFAULT_GUARD, metavar="BUNDLE", help=guard)
     sub.add_argument("--trajectories", type=Path, action="append", required=True, metavar="DIR",
                      help="converted trajectories; the safe ones are used; may be given several times")  # fmt: skip
     sub.add_argument("--unlabelled-are-safe", action="store_true", help="take trajectories without a label as safe")
@@ -180,7 +181,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     sub = command("score", _score, "score an archive of traces with a guard bundle")
     sub.add_argument("archive", metavar="ARCHIVE", help=ARCHIVE)
-    sub.add_argument("--guard", type=Path, required=True, metavar="BUNDLE", help="guard bundle (RUN/guard)")
+    sub.add_argument("--guard", type=Path, default=jaxguard.DEFAULT_GUARD, metavar="BUNDLE", help=guard)
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store to reuse (default: DIR/features)")
     sub.add_argument("--format", metavar="NAME", help=FORMAT)
@@ -384,6 +385,8 @@ def _score(arguments: argparse.Namespace) -> int:
     from jaxguard.guard import Guard
     from jaxguard.scoring.archive import Engine, score_archive, score_here
 
+    if arguments.guard == jaxguard.DEFAULT_GUARD:
+        _say(f"guard: the one in the package, for agents like those in {arguments.guard / 'MODEL_CARD.md'}")
     engine: Engine = score_here
     if arguments.engine == "ray":
         from jaxguard.scoring.ray_engine import RayEngine
