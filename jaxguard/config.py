@@ -289,7 +289,9 @@ class DecisionConfig:
     noisy-or weights on the validation split. Thresholds are raised above their conformal value where that loses at
     most ``max_lost`` of the detections and early warnings on the validation split. ``mondrian`` names a metadata
     field whose groups get thresholds of their own where they are large enough. Without ``temporal`` the prefix risk is
-    fused as it stands (beta 0, window 1), whatever ``beta`` and ``window`` say: an ablation (paper, table 5).
+    fused as it stands (beta 0, window 1), whatever ``beta`` and ``window`` say: an ablation (paper, table 5). With
+    ``balance`` as many safe trajectories of every source as of the rarest one set the thresholds, which then hold for
+    an even mixture of the sources.
     """
 
     alpha_hold: float = 0.10
@@ -301,6 +303,7 @@ class DecisionConfig:
     mondrian: str | None = None
     paper_rule: bool = False
     temporal: bool = True
+    balance: bool = False
 
     def __post_init__(self) -> None:
         for name in ("alpha_hold", "alpha_block"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import random
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -332,3 +333,13 @@ def _differing(one: Any, other: Any, prefix: str = "") -> list[str]:
         for field in dataclasses.fields(one)
         for key in _differing(getattr(one, field.name), getattr(other, field.name), f"{prefix}{field.name}.")
     ]
+
+
+def even_sources(trajectories: Sequence[Trajectory], seed: int) -> list[Trajectory]:
+    """As many trajectories of every source as of the rarest one, drawn by ``seed``; their order stays."""
+    places: dict[str, list[int]] = {}
+    for place, trajectory in enumerate(trajectories):
+        places.setdefault(trajectory.source, []).append(place)
+    count = min(map(len, places.values()), default=0)
+    kept = [i for name, own in places.items() for i in random.Random(f"{seed}:{name}").sample(own, count)]
+    return [trajectories[i] for i in sorted(kept)]

@@ -41,6 +41,7 @@ from jaxguard.inputs import (
     RunError,
     delete_run,
     establish,
+    even_sources,
     load_trajectories,
     open_run,
     prepare,
@@ -175,7 +176,7 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
             )
             fusion = fit.params
             fitted = {"fitted": fit.fitted, "auroc": fit.value if fit.fitted else None, "timeliness": fit.timeliness}
-        safe = [t for t in run.part("calibration") if t.unsafe is False]
+        safe = safe_calibration(run, decision)
         calibration = set_thresholds(guard, safe, run.store, fusion, decision, {"fusion": fitted, "run": folder.name})
         if not decision.paper_rule:
             fused = evidence(hazard, prefix, lengths, fusion).fused
@@ -287,7 +288,7 @@ def transfer_run(
             f"feature store {vectors.path}: {len(missing):,} of {len(texts):,} texts have no vector; run `jaxguard "
             f"embed --store {vectors.path} {' '.join(f'--trajectories {path}' for path in paths)}` first"
         )
-    safe = [t for t in run.part("calibration") if t.unsafe is False]
+    safe = safe_calibration(run, run.config.decision)
     hold = guard.calibration.hold
     alpha = hold.alpha if alpha is None else alpha
     own = hold.value if alpha == hold.alpha and hold.raised_from is not None else None
@@ -362,7 +363,8 @@ def baselines(run: Run[Config], test: Sequence[Trajectory]) -> dict[str, Baselin
     if not all(any(t.steps for t in run.part(name)) for name in ("train", "calibration", "test")):
         return found  # nothing to learn from, or to score
     training, calibration, testing = run_episodes(run, "train"), *(run_episodes(run, n, whole=True) for n in PARTS[2:])
-    safe, decision = safe_calibration(run), run.config.decision
+    decision = run.config.decision
+    safe = safe_calibration(run, decision)
     bag = logistic.BagScorer(training)
     of_test, of_calibration = bag(testing), bag(calibration)
     if of_test is not None and of_calibration is not None:
@@ -387,9 +389,10 @@ def _labelled_validation(run: Run[Config]) -> list[Trajectory]:
     return [t for t in run.part("validation") if t.unsafe is not None]
 
 
-def safe_calibration(run: Run[Config]) -> list[Trajectory]:
+def safe_calibration(run: Run[Config], decision: DecisionConfig) -> list[Trajectory]:
     """The trajectories that set thresholds."""
-    return [t for t in run.part("calibration") if t.unsafe is False]
+    safe = [t for t in run.part("calibration") if t.unsafe is False]
+    return even_sources(safe, run.config.train.seed) if decision.balance else safe
 
 
 def judged(rival: Rival, run: Run[Config], test: Sequence[Trajectory], decision: DecisionConfig) -> Baseline:
@@ -399,7 +402,7 @@ def judged(rival: Rival, run: Run[Config], test: Sequence[Trajectory], decision:
     allows it. Steps that the rival could not score alert, and are counted in a warning.
     """
     labelled = _labelled_validation(run)
-    parts = {"scored": test, "safe calibration": safe_calibration(run), "validation": labelled}
+    parts = {"scored": test, "safe calibration": safe_calibration(run, decision), "validation": labelled}
     found = {name: ask(rival, part) for name, part in parts.items()}
     for name, risks in found.items():
         if lost := sum(int(np.isnan(r).sum()) for r in risks):

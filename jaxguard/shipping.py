@@ -81,7 +81,8 @@ def card(guard: Guard, evaluation: Mapping[str, Any], head: str) -> str:
         "",
         f"Thresholds: BLOCK where the hazard risk exceeds {calibration.lambda_block:.4f} (level "
         f"{calibration.block.alpha:g}), HOLD where the fused risk exceeds {calibration.lambda_hold:.4f} (level "
-        f"{calibration.hold.alpha:g}), from {calibration.n:,} safe trajectories. On others like them the "
+        f"{calibration.hold.alpha:g}), from {calibration.n:,} safe "
+        f"trajectories{', as many of every set' if config.decision.balance else ''}. On others like them the "
         f"false-alert rate lies in {number(low)} to {number(high)} with 95 % confidence; on trajectories of another "
         "kind it is not known: "
         "`jaxguard recalibrate` sets thresholds on yours.",

@@ -82,3 +82,12 @@ def test_trajectories_that_moved_after_training(small_run: SmallRun, tmp_path: P
     data.rename(tmp_path / "elsewhere")
     for name in ("calibrate", "evaluate"):
         assert f"data.trajectories: {data} does not exist" in refused(name, tmp_path / "run")
+
+
+def test_even_sources_draws_as_many_of_each_as_the_rarest_has() -> None:
+    made = [trajectory(f"{name}{i}", name) for i in range(9) for name in ("a", "b", "c")[: 3 if i < 4 else 2]]
+    kept = even_sources(made, seed=0)
+    assert Counter(t.source for t in kept) == {"a": 4, "b": 4, "c": 4}
+    assert [t.id for t in kept] == [t.id for t in made if t in kept]
+    assert even_sources(made, seed=0) == kept != even_sources(made, seed=1)
+    assert even_sources([], seed=0) == []

@@ -73,7 +73,7 @@ def test_a_second_call_reads_the_weights_and_says_the_same(compared: tuple[Path,
 
 def test_thresholds_keep_their_level_on_the_trajectories_that_set_them(small_run: SmallRun) -> None:
     run = open_run(small_run.run)
-    safe = safe_calibration(run)
+    safe = safe_calibration(run, run.config.decision)
     for name, found in rivals(run, safe, ["keywords", "tool-chain", "logistic-pooled"]).items():
         assert found.first_alert is not None
         assert (found.first_alert >= 0).sum() <= 0.3 * (len(safe) + 1) - 1, name
