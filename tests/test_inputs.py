@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from small_run import SmallRun, done, lines, native, refused
 
 from jaxguard.config import load_config
-from jaxguard.inputs import RunError, load_trajectories, open_run
+from jaxguard.inputs import RunError, even_sources, load_trajectories, open_run
+from jaxguard.types import Trajectory
 
 pytestmark = pytest.mark.usefixtures("toy_size")
 
@@ -85,7 +87,7 @@ def test_trajectories_that_moved_after_training(small_run: SmallRun, tmp_path: P
 
 
 def test_even_sources_draws_as_many_of_each_as_the_rarest_has() -> None:
-    made = [trajectory(f"{name}{i}", name) for i in range(9) for name in ("a", "b", "c")[: 3 if i < 4 else 2]]
+    made = [Trajectory(f"{name}{i}", "Do it.", (), source=name) for i in range(9) for name in ("a", "b", "c")[: 3 if i < 4 else 2]]
     kept = even_sources(made, seed=0)
     assert Counter(t.source for t in kept) == {"a": 4, "b": 4, "c": 4}
     assert [t.id for t in kept] == [t.id for t in made if t in kept]
