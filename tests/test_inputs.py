@@ -87,7 +87,8 @@ def test_trajectories_that_moved_after_training(small_run: SmallRun, tmp_path: P
 
 
 def test_even_sources_draws_as_many_of_each_as_the_rarest_has() -> None:
-    made = [Trajectory(f"{name}{i}", "Do it.", (), source=name) for i in range(9) for name in ("a", "b", "c")[: 3 if i < 4 else 2]]
+    names = [(i, name) for i in range(9) for name in "abc" if name != "c" or i < 4]
+    made = [Trajectory(f"{name}{i}", "Do it.", (), source=name) for i, name in names]
     kept = even_sources(made, seed=0)
     assert Counter(t.source for t in kept) == {"a": 4, "b": 4, "c": 4}
     assert [t.id for t in kept] == [t.id for t in made if t in kept]
