@@ -363,8 +363,7 @@ def baselines(run: Run[Config], test: Sequence[Trajectory]) -> dict[str, Baselin
     if not all(any(t.steps for t in run.part(name)) for name in ("train", "calibration", "test")):
         return found  # nothing to learn from, or to score
     training, calibration, testing = run_episodes(run, "train"), *(run_episodes(run, n, whole=True) for n in PARTS[2:])
-    decision = run.config.decision
-    safe = safe_calibration(run, decision)
+    safe = safe_calibration(run, decision := run.config.decision)
     bag = logistic.BagScorer(training)
     of_test, of_calibration = bag(testing), bag(calibration)
     if of_test is not None and of_calibration is not None:
