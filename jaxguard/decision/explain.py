@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxguard.features.texts import well_formed
+from jaxguard.features.texts import visible
 from jaxguard.types import Route, Step
 
 LONGEST_QUOTE = 200
@@ -55,6 +55,8 @@ def explain(
 ) -> tuple[str, str]:
     """Reason and question for a routed call; both empty for EXECUTE, the question also for REFUSE.
 
+    What they quote of arguments, trace and memory is made visible, so that it hides nothing from who is asked.
+
     Args:
         route: Where the call goes.
         trigger: Letter of the trigger, ``""`` where none is known.
@@ -70,12 +72,12 @@ def explain(
     said += [f'The memory says: "{_quote(note)}"'] if note else []
     reason = " ".join(filter(None, said)) or "Nothing was seen that settles this call."
     if route is Route.REFUSE:
-        return reason, ""
+        return visible(reason), ""
     thing = _thing(step.arguments or {})
     template = _QUESTIONS.get(trigger, "May {tool} run on {thing}?")
     what = ", ".join(missing) or "the value that is missing"
     question = template.format(tool=_quote(step.tool), thing=thing, missing=_quote(what))
-    return reason, well_formed(question)  # names may hold lone surrogates, which no terminal or host can be sent
+    return visible(reason), visible(question)
 
 
 def _is_empty(value: Any) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
 from jaxguard.evaluation.bootstrap import Interval
+from jaxguard.features.texts import visible
 
 STEP_METRICS = frozenset({"mas"})
-_BIDI = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def number(value: float, metric: str = "", *, digits: int | None = None) -> str:
@@ -47,15 +46,6 @@ def _short(value: float, places: int) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "−0.")) else text
 
 
-def visible(text: str) -> str:
-    """Text without characters that move a cursor, reverse the reading order or break a line.
-
-    Line breaks and tabs become spaces; other control characters, lone surrogates and bidirectional
-    overrides become U+FFFD, so that nobody can hide an argument from a reviewer.
-    """
-    return "".join(_visible(c) for c in text)
-
-
 def visible_lines(text: str) -> str:
     """:func:`visible` text that keeps its line breaks, for a preformatted block."""
     return "\n".join(visible(line) for line in text.replace("\r\n", "\n").split("\n"))
@@ -76,9 +66,3 @@ def arguments(values: Mapping[str, Any] | None, raw: str | None, length: int) ->
 
 def _literal(value: Any, length: int) -> str:
     return value[:length] if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)[:length]
-
-
-def _visible(char: str) -> str:
-    if char in "\n\r\t\u2028\u2029":
-        return " "
-    return "\ufffd" if char in _BIDI or unicodedata.category(char) in ("Cc", "Cs") else char

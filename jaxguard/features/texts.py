@@ -9,11 +9,14 @@ part of every encoder fingerprint.
 from __future__ import annotations
 
 import json
+import unicodedata
 from dataclasses import dataclass
 
 from jaxguard.types import JaxguardError, Step, Trajectory
 
 TEMPLATE_VERSION = 1
+
+_BIDI = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -96,3 +99,18 @@ def trajectory_texts(trajectory: Trajectory, *, thought: bool = False) -> Trajec
         ),
         actions=actions,
     )
+
+
+def visible(text: str) -> str:
+    """Text without characters that move a cursor, reverse the reading order or break a line.
+
+    Line breaks and tabs become spaces; other control characters, lone surrogates and bidirectional
+    overrides become U+FFFD, so that nobody can hide an argument from a reviewer.
+    """
+    return "".join(_visible(c) for c in text)
+
+
+def _visible(char: str) -> str:
+    if char in "\n\r\t\u2028\u2029":
+        return " "
+    return "\ufffd" if char in _BIDI or unicodedata.category(char) in ("Cc", "Cs") else char

@@ -106,3 +106,12 @@ def test_a_question_can_be_sent_whatever_the_names_of_a_call_hold(trigger: str) 
     _, question = explain(Route.ASK, trigger, odd, missing=missing)
     assert "\ufffd" in question.encode().decode()
     assert len(question) < 4 * LONGEST_QUOTE
+
+
+def test_what_is_quoted_hides_nothing_from_a_reader() -> None:
+    sly = "a\x1b[2Kb\u202egnp\r\nok\ud800"
+    said = explain(Route.ASK, "e", Step(sly, {"file": sly}, "c1"), evidence=sly, note=sly, missing=[sly])
+    for text in said:
+        assert not re.search("[\x00-\x1f\u202e\ud800]", text)
+        text.encode()
+    assert "a\ufffd[2Kb" in said[0]
