@@ -87,7 +87,10 @@ def fresh_guard() -> Guard:
 
 
 def thresholds(guard: Guard, **changes: Any) -> Calibration:
-    """Thresholds that the guard's own trajectories cross now and then."""
+    """Thresholds that the guard's own trajectories cross now and then, and on which no score lies.
+
+    One that lies on a threshold would be told apart by rounding, which live steps and archives do not share.
+    """
     by_position = {position: risks for position, _, risks in guard.risks(TRAJECTORIES)}
     risks = np.concatenate([by_position[i] for i in range(len(TRAJECTORIES))])
     lengths = [len(t) for t in TRAJECTORIES]
@@ -97,7 +100,8 @@ def thresholds(guard: Guard, **changes: Any) -> Calibration:
         "encoder": guard.encoder.fingerprint.short, "groups": [t.metadata["domain"] for t in TRAJECTORIES],
         "group_key": "domain",
     }  # fmt: skip
-    return calibrate(trajectory_max(risks[:, 0], lengths), trajectory_max(fused, lengths), **options | changes)
+    maxima = (trajectory_max(values, lengths) + 1e-5 for values in (risks[:, 0], fused))
+    return calibrate(*maxima, **options | changes)
 
 
 def replay(session: Any, steps: Sequence[Step]) -> list[Any]:

@@ -253,7 +253,7 @@ def test_vectors_in_a_store_that_are_not_finite(small_run: SmallRun, tmp_path: P
         refused(*small_run.train(tmp_path / "run", f"data.store={store}")),
     ):
         assert "poisoned.parquet: damaged" in message
-        assert "holds NaN or infinity" in message
+        assert "holds NaN, infinity" in message
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

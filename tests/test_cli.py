@@ -112,7 +112,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "the following arguments are required: COMMAND"),
         (["guess"], "invalid choice: 'guess'"),
         (["train"], "the following arguments are required: --out"),
-        (["score", "x", "--out", "y"], "the following arguments are required: --guard"),
+        (["score", "x"], "the following arguments are required: --out"),
     ],
 )
 def test_misuse_is_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
