@@ -46,8 +46,7 @@ def rows_per_shard(row_bytes: int) -> int:
 
 def usable(vectors: np.ndarray) -> np.ndarray:
     """Which rows of ``[N, E]`` are finite and within :data:`LARGEST_VALUE`: bool ``[N]``."""
-    result: np.ndarray = (np.abs(vectors.astype(np.float32, copy=False)) <= LARGEST_VALUE).all(axis=1)
-    return result
+    return np.asarray((np.abs(vectors.astype(np.float32, copy=False)) <= LARGEST_VALUE).all(axis=1))
 
 
 def fsync_folder(folder: Path) -> None:
