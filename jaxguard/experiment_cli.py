@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jaxguard
+
 if TYPE_CHECKING:
     from jaxguard.experiments.tables import Table
     from jaxguard.guard import Guard
@@ -24,7 +26,8 @@ def add_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for runs, summary.json and the page"
     )
-    sub.add_argument("--guard", type=Path, metavar="DIR", help="calibrated bundle for the cases")
+    text = "calibrated bundle for the cases (default: the guard in the package)"
+    sub.add_argument("--guard", type=Path, default=jaxguard.DEFAULT_GUARD, metavar="BUNDLE", help=text)
     sub.add_argument("--quiet", action="store_true", help="no progress bars")
     sub.add_argument(
         "--set", action="append", default=[], metavar="key=value", help="a setting of the plan; repeatable"
@@ -51,12 +54,12 @@ def _experiment(arguments: argparse.Namespace) -> None:
     names = (*EXPERIMENTS, CASES) if arguments.name == EVERY else (arguments.name,)
     if names[0] not in (*EXPERIMENTS, CASES):
         raise JaxguardError(f"NAME: got {arguments.name!r}, expected {', '.join(EXPERIMENTS)}, {CASES} or {EVERY}")
-    guard = None
-    if CASES in names:  # before hours of experiments
-        if arguments.guard is None:
-            raise JaxguardError("--guard: got none, expected a calibrated bundle for the cases, e.g. RUN/guard")
-        guard = Guard.load(arguments.guard)
+    guard = Guard.load(arguments.guard) if CASES in names else None  # before hours of experiments
     plan = None if names == (CASES,) else load_plan(arguments.plan, tuple(arguments.set))
+    if plan is not None and arguments.name == EVERY:
+        for name in (idle := [name for name in EXPERIMENTS if not plan.asks_for(name)]):
+            print(f"left out: {name}: the plan names nothing")
+        names = tuple(name for name in names if name not in idle)
     for name in names:
         if plan is not None and name != CASES:
             tables, left_out, page = conduct(
