@@ -134,6 +134,7 @@ def test_weights_of_other_data_or_settings_are_refused(tmp_path: Path, what: str
         fitted("trace-gru", tmp_path, train, config)
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_weights(tmp_path: Path) -> None:
     one, two = (fitted("transformer", tmp_path / name) for name in "ab")
     assert equal(one, two)

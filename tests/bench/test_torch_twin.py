@@ -63,6 +63,7 @@ def embedded() -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     ]
 
 
+@pytest.mark.slow
 def test_steps_agree_on_embedded_trajectories(embedded: list) -> None:
     config = MODEL_PRESETS["small"]
     params = perturbed(config)

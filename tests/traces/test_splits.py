@@ -215,6 +215,7 @@ def test_a_split_file_that_is_nested_too_deeply_is_named(tmp_path):
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_agentdyn_by_task_and_by_goal(data_dir, tmp_path):
     convert(data_dir / "agentdyn", tmp_path)
     made = list(read_trajectories(tmp_path))

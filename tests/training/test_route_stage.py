@@ -203,6 +203,7 @@ def test_validation_is_the_mean_over_reviewed_steps(store: FeatureStore, compile
     assert result["accuracy"] == pytest.approx(right / (routes >= 0).sum())
 
 
+@pytest.mark.slow
 def test_a_small_corpus_is_learned_by_heart_without_the_core(
     store: FeatureStore, tmp_path: Path, compile_cache: Path
 ) -> None:
