@@ -144,7 +144,7 @@ def test_evidence_and_decisions_agree() -> None:
     assert set(np.unique(found[clean])) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_loss_and_gradients_agree(stage: int) -> None:
     config = Config(model=TINY)
     params = perturbed(TINY, pooled=False)

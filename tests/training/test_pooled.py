@@ -145,6 +145,7 @@ def test_large_recurrent_logits_are_told_apart(params: Params) -> None:
     assert np.abs(np.concatenate(two)).max() > 30
 
 
+@pytest.mark.slow
 def test_unlabelled_validation_trajectories_do_not_choose(params: Params) -> None:
     train, validation = episodes(80, 0), episodes(40, 1)
     flipped = dataclasses.replace(validation, unsafe=tuple(True if u else None for u in validation.unsafe))

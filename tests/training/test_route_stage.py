@@ -167,6 +167,7 @@ def test_frozen_modules_keep_their_bytes_and_the_others_move(whole: tuple) -> No
     assert differing(whole[1].params) == everything - frozen
 
 
+@pytest.mark.slow
 def test_stopping_and_resuming_changes_nothing(whole: tuple, store: FeatureStore, tmp_path: Path) -> None:
     folder, expected = whole
     assert run(tmp_path, episodes(store), stop_after=7).steps == 7  # within an epoch, and no regular checkpoint

@@ -116,7 +116,7 @@ def test_without_successor_the_core_has_no_say_in_the_first_step(
         assert not np.allclose(one[:, 1], two[:, 1], atol=1e-6)
 
 
-@pytest.mark.parametrize(("heads", "kept"), [("hazard", 0), ("prefix", 1)])
+@pytest.mark.parametrize(("heads", "kept"), [("hazard", 0), pytest.param("prefix", 1, marks=pytest.mark.slow)])
 def test_one_head_is_left_as_it_was_and_the_other_is_zero_and_learns_nothing(
     tiny: ModelConfig, params: Params, steps: tuple[np.ndarray, ...], full: np.ndarray, heads: str, kept: int
 ) -> None:

@@ -216,7 +216,9 @@ def test_scan_equals_a_python_loop(tiny: ModelConfig, model: RSSM, data: tuple, 
         np.testing.assert_allclose(hs[:, t + 1], h, atol=1e-6)
 
 
-@pytest.mark.parametrize("split", [1, 3, T - 1])
+@pytest.mark.parametrize(
+    "split", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(T - 1, marks=pytest.mark.slow)]
+)
 def test_scan_resumes_from_any_split_point(data: tuple, rollout: Any, split: int) -> None:
     obs, act, ins = data
     whole, logits = rollout(obs, act, ins)
