@@ -306,6 +306,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
 def _recalibrate(arguments: argparse.Namespace) -> None:
     from jaxguard.run import recalibrate
 
+    _say_if_default(arguments.guard)
     paths = [str(path) for path in arguments.trajectories]
     guard = recalibrate(
         arguments.guard,
@@ -317,6 +318,11 @@ def _recalibrate(arguments: argparse.Namespace) -> None:
     )
     _say_thresholds(guard)
     _say(f"wrote {arguments.out}")
+
+
+def _say_if_default(guard: Path) -> None:
+    if guard == jaxguard.DEFAULT_GUARD:
+        _say(f"guard: the one in the package, for agents like those in {guard / 'MODEL_CARD.md'}")
 
 
 def _say_thresholds(guard: Guard) -> None:
@@ -385,8 +391,7 @@ def _score(arguments: argparse.Namespace) -> int:
     from jaxguard.guard import Guard
     from jaxguard.scoring.archive import Engine, score_archive, score_here
 
-    if arguments.guard == jaxguard.DEFAULT_GUARD:
-        _say(f"guard: the one in the package, for agents like those in {arguments.guard / 'MODEL_CARD.md'}")
+    _say_if_default(arguments.guard)
     engine: Engine = score_here
     if arguments.engine == "ray":
         from jaxguard.scoring.ray_engine import RayEngine
