@@ -46,7 +46,7 @@ def _ship(arguments: argparse.Namespace) -> None:
 
 
 def _experiment(arguments: argparse.Namespace) -> None:
-    from jaxguard.experiments.conduct import EXPERIMENTS, conduct
+    from jaxguard.experiments.conduct import EXPERIMENTS, NothingToRun, conduct
     from jaxguard.experiments.plan import load_plan
     from jaxguard.guard import Guard
     from jaxguard.types import JaxguardError
@@ -56,15 +56,17 @@ def _experiment(arguments: argparse.Namespace) -> None:
         raise JaxguardError(f"NAME: got {arguments.name!r}, expected {', '.join(EXPERIMENTS)}, {CASES} or {EVERY}")
     guard = Guard.load(arguments.guard) if CASES in names else None  # before hours of experiments
     plan = None if names == (CASES,) else load_plan(arguments.plan, tuple(arguments.set))
-    if plan is not None and arguments.name == EVERY:
-        for name in (idle := [name for name in EXPERIMENTS if not plan.asks_for(name)]):
-            print(f"left out: {name}: the plan names nothing")
-        names = tuple(name for name in names if name not in idle)
     for name in names:
         if plan is not None and name != CASES:
-            tables, left_out, page = conduct(
-                name, plan, arguments.out, str(arguments.plan), progress=not arguments.quiet
-            )
+            try:
+                tables, left_out, page = conduct(
+                    name, plan, arguments.out, str(arguments.plan), progress=not arguments.quiet
+                )
+            except NothingToRun as error:
+                if arguments.name != EVERY:
+                    raise
+                print(f"left out: {error}", flush=True)
+                continue
         elif guard is not None:
             tables, left_out, page = _cases(guard, arguments.out)
         for table in tables:

@@ -115,6 +115,10 @@ def transfer(plan: Plan, out: Path, progress: bool = True) -> Summary:
 EXPERIMENTS: Mapping[str, Experiment] = {"rivals": rivals, "ablations": ablations, "transfer": transfer}
 
 
+class NothingToRun(RunError):
+    """The plan names nothing for an experiment, or nothing that is there."""
+
+
 def conduct(
     name: str, plan: Plan, out: Path, source: str, *, progress: bool = True
 ) -> tuple[list[Table], tuple[str, ...], Path]:
@@ -131,6 +135,7 @@ def conduct(
         The experiment's tables, what was left out, and the page.
 
     Raises:
+        NothingToRun: the plan names nothing for it, or nothing that is there.
         JaxguardError: a run cannot be made, or ``out`` holds others' work.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -138,7 +143,9 @@ def conduct(
     before = read_summary(file).of_plan(digest)
     found = EXPERIMENTS[name](plan, out, progress)
     if not found.figures:
-        raise RunError(f"experiment {name}: nothing to run; {'; '.join(found.left_out) or 'the plan names nothing'}")
+        raise NothingToRun(
+            f"experiment {name}: nothing to run; {'; '.join(found.left_out) or 'the plan names nothing'}"
+        )
     summary = before.replaced(name, found, digest)
     summary.write(file)
     settings = {variant: own[-1] for variant, own in plan.variants.items() if variant != FULL}

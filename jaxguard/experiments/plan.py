@@ -69,10 +69,6 @@ class Plan:
         parted = (entry.partition(": ") for entry in self.ablations)
         return {FULL: self.base} | {name: (*self.base, setting) for name, _, setting in parted}
 
-    def asks_for(self, experiment: str) -> bool:
-        """Whether there is anything to run for ``"rivals"``, ``"ablations"`` or ``"transfer"``."""
-        return bool({"rivals": self.sets, "ablations": self.ablated, "transfer": self.transfer}[experiment])
-
     @property
     def digest(self) -> str:
         """Names this plan among others."""

@@ -134,20 +134,14 @@ def test_rivals_meet_the_guard_and_absent_sets_are_named(plan: Path, tmp_path: P
     assert "left out: rivals: other" in said
 
 
-def test_all_goes_on_to_the_cases_past_what_the_plan_does_not_name(
-    plan: Path, small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_all_goes_on_to_the_cases_past_what_is_not_named_or_not_there(
+    plan: Path, small_run: SmallRun, tmp_path: Path
 ) -> None:
-    ran: list[str] = []
-
-    def conduct(name: str, *_: object, **__: object) -> tuple[list, tuple[str, ...], Path]:
-        ran.append(name)
-        return [], (), tmp_path / "report.html"
-
-    monkeypatch.setattr("jaxguard.experiments.conduct.conduct", conduct)
-    some = ("--set", "transfer=[]", "--set", "ablated=[]", "--guard", small_run.run / "guard")
+    some = ("--set", "sets=[other]", "--set", "ablated=[]", "--guard", small_run.run / "guard")
     said = done("experiment", "all", "--plan", plan, "--out", tmp_path, "--quiet", *some).out
-    assert ran == ["rivals"]
-    assert "left out: ablations: the plan names nothing\nleft out: transfer: the plan names nothing" in said
+    assert "left out: experiment rivals: nothing to run; rivals: other:" in said
+    assert "left out: experiment ablations: nothing to run; the plan names nothing" in said
+    assert "left out: experiment transfer: nothing to run; transfer: other:" in said
     assert (tmp_path / "cases.html").is_file()
 
 
