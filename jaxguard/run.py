@@ -230,6 +230,8 @@ def recalibrate(
         )
     vectors = None if store is None else FeatureStore.open(store, guard.encoder.fingerprint, guard.encoder.dim)
     provenance = {"trajectories": [str(path) for path in paths], "not safe, left out": len(trajectories) - len(safe)}
+    if decision.balance:
+        safe = even_sources(safe, guard.config.train.seed)
     fusion = guard.calibration.fusion
     guard = guard.calibrated(set_thresholds(guard, safe, vectors, fusion, decision, provenance))
     guard.save(out)
@@ -406,13 +408,8 @@ def judged(rival: Rival, run: Run[Config], test: Sequence[Trajectory], decision:
     for name, risks in found.items():
         if lost := sum(int(np.isnan(r).sum()) for r in risks):
             total = sum(map(len, risks))
-            logger.warning(
-                "rival %s: %d of %d steps of the %s trajectories have no score, and alert",
-                rival.name,
-                lost,
-                total,
-                name,
-            )
+            text = "rival %s: %d of %d steps of the %s trajectories have no score, and alert"
+            logger.warning(text, rival.name, lost, total, name)
     limit = conformal_threshold(
         step_maxima(found["safe calibration"]), decision.alpha_hold, paper_rule=decision.paper_rule
     )

@@ -146,3 +146,13 @@ def test_a_hazard_at_the_first_step_counts_as_not_warned_of() -> None:
     flat = np.concatenate([np.concatenate(rows[h]) for h in (None, 0, 1)])
     lengths = np.full(60, 2)
     assert _floor(0.3, flat, lengths, labelled, 0.05) == 0.7
+
+
+def test_recalibrating_on_sets_of_unequal_size_weighs_them_equally(small_run: SmallRun, tmp_path: Path) -> None:
+    runs = [t for t in load_trajectories([str(small_run.data)]).values() if t.unsafe is False]
+    many, few = tmp_path / "many.jsonl", tmp_path / "few.jsonl"
+    write_trajectories((dataclasses.replace(t, id=f"m{t.id}", source="many") for t in runs), many)
+    write_trajectories((dataclasses.replace(t, id=f"f{t.id}", source="few") for t in runs[:7]), few)
+    call = ("recalibrate", "--guard", small_run.run / "guard", "--trajectories", many, "--trajectories", few)
+    assert f" on {len(runs) + 7} safe" in done(*call, "--out", tmp_path / "all").out
+    assert " on 14 safe" in done(*call, "--out", tmp_path / "even", "decision.balance=true").out
