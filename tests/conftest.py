@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pickle
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -61,8 +63,17 @@ def toy_size(compiled: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> SmallRun:
-    """A finished toy-sized run; not to be changed, copy its folders."""
+    """A finished toy-sized run; not to be changed, copy its folders. The workers of a session share one."""
     from small_run import at_toy_size, make_small_run
 
-    with at_toy_size(compiled):
-        return make_small_run(tmp_path_factory.mktemp("small"))
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    finished = shared / "small_run.pickle"
+    with (shared / "small_run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not finished.exists():
+            with at_toy_size(compiled):
+                finished.write_bytes(pickle.dumps(make_small_run(tmp_path_factory.mktemp("small"))))
+    made: SmallRun = pickle.loads(finished.read_bytes())
+    return made

@@ -36,7 +36,7 @@ def test_it_holds_no_paths_of_the_machine_that_made_it() -> None:
 
 
 def test_it_tells_drift_runs_apart_that_it_has_not_seen(guard: Guard) -> None:
-    runs = list(generate(40, seed=11))
+    runs = list(generate(20, seed=11))
     scored = guard.score(runs)
     risks = np.array([s.fused.max() for s in scored])
     unsafe = np.array([run.unsafe for run in runs])

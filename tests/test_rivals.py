@@ -55,6 +55,7 @@ def test_guard_and_rivals_stand_in_one_evaluation(compared: tuple[Path, str], sm
     assert (folder / "rivals" / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_second_call_reads_the_weights_and_says_the_same(compared: tuple[Path, str]) -> None:
     folder, _ = compared
     before = figures(folder)

@@ -453,6 +453,7 @@ def test_calibrating_at_another_level_needs_no_training(small_run: SmallRun, tmp
         calibrate_run(folder, ["stage1.steps=9"])
 
 
+@pytest.mark.slow
 def test_half_precision_halves_the_bundle_and_loads_as_the_weights_that_were_calibrated(
     small_run: SmallRun, tmp_path: Path
 ) -> None:
@@ -475,7 +476,8 @@ def test_without_temporal_evidence_the_prefix_risk_is_fused_as_it_stands(small_r
     assert Guard.load(small_run.guard).calibration.fusion.window > 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("heads", "gone"), [("prefix", 0), pytest.param("hazard", 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "gone"), [("prefix", 0), ("hazard", 1)])
 def test_a_guard_with_one_head_is_calibrated_and_decides_by_it(
     small_run: SmallRun, tmp_path: Path, heads: str, gone: int
 ) -> None:

@@ -120,7 +120,7 @@ def test_a_second_call_reads_and_does_not_train(tmp_path: Path, monkeypatch: pyt
     assert equal(fitted("step-mlp", tmp_path), first)
 
 
-@pytest.mark.parametrize("what", ["label", "vector", "setting"])
+@pytest.mark.parametrize("what", ["label", *(pytest.param(w, marks=pytest.mark.slow) for w in ("vector", "setting"))])
 def test_weights_of_other_data_or_settings_are_refused(tmp_path: Path, what: str) -> None:
     fitted("trace-gru", tmp_path)
     train, config = TRAIN, CONFIG

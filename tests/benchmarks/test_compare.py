@@ -66,7 +66,7 @@ def test_turns_are_resampled_whole(tmp_path: Path) -> None:
     assert files["alike"] > 2.5 * files["independent"]
 
 
-@pytest.mark.parametrize("turns", [5, 12])
+@pytest.mark.parametrize("turns", [5, pytest.param(12, marks=pytest.mark.slow)])
 def test_false_verdicts_keep_their_level(tmp_path: Path, turns: int) -> None:
     """Runs of 20 rows that differ by chance alone: one in 20 pairs may have a verdict, however few the turns.
 

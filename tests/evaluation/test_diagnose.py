@@ -79,9 +79,17 @@ class Diagnosed:
 @pytest.fixture(scope="module")
 def diagnosed(small_run: SmallRun, compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Diagnosed:
     run = Path(shutil.copytree(small_run.run, tmp_path_factory.mktemp("diagnosed") / "run"))
-    with at_toy_size(compiled):
-        result, _ = diagnose_run(run)
-        return Diagnosed(run, open_run(run), result, done("diagnose", run).out)
+    results: list[Diagnosis] = []
+
+    def kept(folder: Path) -> tuple[Diagnosis, Path]:
+        result, page = diagnose_run(folder)
+        results.append(result)
+        return result, page
+
+    with at_toy_size(compiled), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxguard.diagnosis.diagnose_run", kept)
+        out = done("diagnose", run).out
+        return Diagnosed(run, open_run(run), results[0], out)
 
 
 @pytest.fixture

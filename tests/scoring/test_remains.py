@@ -120,7 +120,8 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    "then", ["goes on", "edit is taken back", pytest.param("file comes back", marks=pytest.mark.slow)]
+    "then",
+    ["goes on", *(pytest.param(then, marks=pytest.mark.slow) for then in ("edit is taken back", "file comes back"))],
 )
 def test_killed_while_rows_are_taken_over(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str

@@ -67,7 +67,7 @@ def test_frozen_parts_keep_their_bytes_and_the_others_move(whole: dict) -> None:
 @pytest.mark.parametrize(
     ("stage", "stops"),
     [
-        (1, [1, 3]),
+        pytest.param(1, [1, 3], marks=pytest.mark.slow),
         pytest.param(1, [11], marks=pytest.mark.slow),
         pytest.param(2, [3, 4], marks=pytest.mark.slow),
         (2, [7]),

@@ -91,7 +91,12 @@ def encoder(path: Path, style: str = "think", prompt: Prompt = DEFAULT_PROMPT) -
 
 @pytest.mark.parametrize(
     ("tied", "style", "rows"),
-    [(True, "think", 320), (False, "first", 320), (True, "first", 261), (False, "first", 261)],
+    [
+        pytest.param(True, "think", 320, marks=pytest.mark.slow),
+        (False, "first", 320),
+        (True, "first", 261),
+        pytest.param(False, "first", 261, marks=pytest.mark.slow),
+    ],
 )
 def test_only_adapters_and_three_rows_are_trained_and_logits_survive_a_reload(
     tied: bool, style: str, rows: int, quick: LoraSettings, trained: list, tmp_path: Path
@@ -255,6 +260,7 @@ def test_rationales_come_from_metadata_or_from_the_trigger() -> None:
             rationales_of(make_trajectory(rationales=broken))
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_what_is_trained_in_float32(
     base: Path, quick: LoraSettings, trained: list, tmp_path: Path
 ) -> None:

@@ -62,7 +62,10 @@ def batch(steps: tuple[np.ndarray, ...]) -> Batch:
     return Batch(obs, act, ins, *marks)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=WITHOUT)
+QUICK = ("recurrent", "successor")
+
+
+@pytest.fixture(scope="module", params=[w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in WITHOUT])
 def ablated(request: pytest.FixtureRequest, tiny: ModelConfig) -> ModelConfig:
     return dataclasses.replace(tiny, **WITHOUT[request.param])
 
@@ -116,7 +119,8 @@ def test_without_successor_the_core_has_no_say_in_the_first_step(
         assert not np.allclose(one[:, 1], two[:, 1], atol=1e-6)
 
 
-@pytest.mark.parametrize(("heads", "kept"), [("hazard", 0), pytest.param("prefix", 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "kept"), [("hazard", 0), ("prefix", 1)])
 def test_one_head_is_left_as_it_was_and_the_other_is_zero_and_learns_nothing(
     tiny: ModelConfig, params: Params, steps: tuple[np.ndarray, ...], full: np.ndarray, heads: str, kept: int
 ) -> None:
