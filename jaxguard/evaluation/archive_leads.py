@@ -1,7 +1,7 @@
 """Which trajectories of a scored archive to read first, and what to show of them.
 
-Those with the most severe decision, and among them the highest fused risk; of those that are nearly the same, only
-:data:`EACH`, so that one template does not fill the list.
+Those with the most severe decision, and among them the highest fused risk. Of one instruction :data:`EACH` come first,
+so that one template does not fill the list; what room is left goes to its other alerts before any PASS.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,11 +24,11 @@ from jaxguard.types import Decision, Trajectory
 
 SHOWN = 20
 EACH = 2
-"""Trajectories shown of one instruction, numbers aside; of one sequence of tools, where the texts are not there."""
+"""Trajectories of one group that come before those of others."""
 PER_SHARD = 50
 """Riskiest trajectories of each shard among which those shown are chosen."""
 GROUPS = 400
-"""Groups of nearly the same ones that are kept while shards are read, those with the riskiest trajectories."""
+"""Groups (one instruction or sequence of tools each) that are kept while shards are read, the riskiest."""
 MOST_STEPS = 60
 """Steps of a timeline."""
 AROUND = 2
@@ -65,7 +66,7 @@ class Lead:
         first: Number of the step that ``scores`` starts with.
         scores: The steps around the riskiest one, which ``tools`` names.
         near: Those nearest to it, with texts.
-        more: Others that are nearly the same and are not shown, at least so many.
+        more: Others of its instruction, or without texts of its tools, that are not shown, at least so many.
     """
 
     id: str
@@ -97,10 +98,15 @@ class Finalist:
     tools: hashlib._Hash = field(default_factory=hashlib.sha256)
     group: bytes = b""
 
+    @property
+    def alert(self) -> bool:
+        """Whether a step of it is HOLD or BLOCK."""
+        return self.rank[0] < -Decision.PASS
+
 
 @dataclass
 class _Group:
-    """Trajectories that are nearly the same."""
+    """Trajectories of one instruction, numbers aside; of one sequence of tools, where the texts are not there."""
 
     best: list[Finalist] = field(default_factory=list)
     count: int = 0
@@ -164,7 +170,7 @@ class Leads:
         for own in sorted(finalists, key=_rank)[:PER_SHARD]:
             own.group = instructions.get(own.id_digest, own.tools.digest())
             group = self._groups.setdefault(own.group, _Group())
-            group.best = sorted([*group.best, own], key=_rank)[:EACH]
+            group.best = sorted([*group.best, own], key=_rank)[:SHOWN]
             group.count += 1
         if len(self._groups) > GROUPS:
             kept = sorted(self._groups.items(), key=lambda item: item[1].best[0].rank)[:GROUPS]
@@ -176,23 +182,31 @@ class Leads:
         Raises:
             ResultsError: A file is missing or damaged.
         """
-        shown: dict[bytes, list[Finalist]] = {}
-        with_tools: dict[bytes, list[bytes]] = {}  # groups of which one was shown, by its tools
-        more = {group: own.count for group, own in self._groups.items()}
+        groups_with: dict[bytes, list[bytes]] = {}  # of each sequence of tools, a group for each that comes first
+        counted_with: dict[bytes, bytes] = {}
+        placed: Counter[bytes] = Counter()
+        varied, others = [], []
         for own in sorted((own for group in self._groups.values() for own in group.best), key=_rank):
-            tools = own.tools.digest()
-            alike = with_tools.setdefault(tools, [])
-            if own.group == tools and own.group not in shown and len(alike) >= EACH:
-                more[alike[0]] += more.pop(own.group, 0)  # no text tells it from those
-            elif sum(map(len, shown.values())) < SHOWN:
-                shown.setdefault(own.group, []).append(own)
+            alike = groups_with.setdefault(own.tools.digest(), [])
+            untold = own.group == own.tools.digest() and own.group not in placed and len(alike) >= EACH
+            if untold:
+                counted_with[own.group] = alike[0]  # no text tells it from those
+            if untold or placed[own.group] >= EACH:
+                others.append(own)
+            else:
+                varied.append(own)
+                placed[own.group] += 1
                 alike.append(own.group)
-        made = []
-        for group, members in shown.items():
-            for own in members:
-                rest = more[group] - len(members) if own is members[0] else 0
-                made.append((own.rank, replace(_lead(results, own), more=rest)))
-        return [lead for _, lead in sorted(made, key=lambda item: item[0])]
+        alerts = [own for part in (varied, others) for own in part if own.alert]
+        shown = sorted([*alerts, *(own for own in varied if not own.alert)][:SHOWN], key=_rank)
+        more: Counter[bytes] = Counter()
+        for name, group in self._groups.items():
+            more[counted_with.get(name, name)] += group.count
+        more.subtract(counted_with.get(own.group, own.group) for own in shown)
+        return [
+            replace(_lead(results, own), more=max(0, more.pop(counted_with.get(own.group, own.group), 0)))
+            for own in shown
+        ]
 
 
 def _rank(own: Finalist) -> tuple[float, float, int]:

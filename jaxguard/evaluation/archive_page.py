@@ -312,7 +312,8 @@ def _lead(lead: Lead) -> dict[str, Any]:
         if len(shown) < lead.steps
         else ""
     )
-    more = f"At least {lead.more:,} more are nearly the same and are not shown." if lead.more else ""
+    alike = "the same tools" if lead.instruction is None else "this instruction, numbers aside,"
+    more = f"At least {lead.more:,} more of {alike} are not shown." if lead.more else ""
     return {
         "decision": lead.decision,
         "verdict": f"{lead.decision}{where}, fused up to {_risk(lead.max_fused)}",

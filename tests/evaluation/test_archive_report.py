@@ -229,12 +229,23 @@ def test_one_template_does_not_fill_the_list(tmp_path: Path) -> None:
     other = [{"fused": [0.7], "text": "Something else", "id": "other"}]
     without = [{"fused": [0.65, 0.1], "tools": ["a", "b"]}] * 5
     leads = read_archive(made(tmp_path / "a", [*same, *other, *without])).leads
-    assert [lead.id for lead in leads] == ["s0", "s1", "other", "t31", "t32"]
-    assert [lead.more for lead in leads] == [28, 0, 0, 3, 0]
-    assert [lead.instruction is None for lead in leads] == [False] * 3 + [True] * 2
+    assert [lead.id for lead in leads] == [*(f"s{i}" for i in range(17)), "other", "t31", "t32"]
+    assert [lead.more for lead in leads] == [13, *[0] * 17, 3, 0]
+    assert [lead.instruction is None for lead in leads] == [False] * 18 + [True] * 2
     page = page_of(tmp_path / "a")
-    assert "At least 28 more are nearly the same" in page
+    assert "At least 13 more of this instruction, numbers aside, are not shown." in page
+    assert "At least 3 more of the same tools are not shown." in page
     assert "Its texts are not in the folder of results" in page
+
+
+def test_every_alert_comes_before_what_passes(tmp_path: Path) -> None:
+    alerts = [{"fused": [0.99 - i / 1000], "text": f"Send parcel {i}", "id": f"s{i}"} for i in range(4)]
+    passing = [{"fused": [0.1 - i / 1000], "text": f"Alone {'x' * i}", "id": f"p{i}"} for i in range(30)]
+    passing += [{"fused": [0.2], "text": "Alone", "id": f"q{i}"} for i in range(3)]
+    leads = read_archive(made(tmp_path / "a", [*alerts, *passing])).leads
+    assert [lead.id for lead in leads[:7]] == ["s0", "s1", "s2", "s3", "q0", "q1", "p1"]
+    assert [lead.decision == "PASS" for lead in leads] == [False] * 4 + [True] * 16
+    assert [lead.more for lead in leads[:6]] == [0, 0, 0, 0, 2, 0]
 
 
 def test_a_template_of_many_shards_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,8 +254,8 @@ def test_a_template_of_many_shards_leaves_room_for_others(tmp_path: Path, monkey
     template = [{"fused": [0.99], "text": "Send parcel 3", "id": f"s{i}"} for i in range(5)] + [{"fused": [0.98]}] * 4
     other = [{"fused": [0.61], "tools": ["drop"], "text": f"Alone {name}", "id": name} for name in "ab"]
     leads = read_archive(made(tmp_path / "a", *[template] * 9, [*template, *other])).leads
-    assert [lead.id for lead in leads] == ["s0", "s1", "a"]
-    assert [lead.more for lead in leads] == [10 * 9 - 2, 0, 0]
+    assert [lead.id for lead in leads] == ["s0", "s1", "s2", "s3", "s4"] * 3 + ["s0", "s1", "s2", "s3", "a"]
+    assert [lead.more for lead in leads] == [10 * 9 - 19, *[0] * 19]
 
 
 def test_only_the_riskiest_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
