@@ -33,7 +33,7 @@ From traces to verdicts:
   7. report     a scored archive -> a summary and an HTML page
 
 Exit status: 0 done, 1 refused with a message, 2 misuse, 130 interrupted; 3 done, but convert or score could not read
-some files, which another run tries again. Rejected records are no error.
+some files, which another run tries again, or route logits has none for some steps. Rejected records are no error.
 """
 FORMAT = "format of the traces, one of those that `jaxguard formats` lists; recognised by itself if left out"
 ARCHIVE = (

@@ -44,6 +44,7 @@ from jaxguard.training.pooled import REGULARISATION
 from jaxguard.training.state import TrainState, optimiser, partition
 from jaxguard.types import Trajectory
 from jaxguard.world_model.params import Params, init_params
+from jaxguard.writing import replacing
 
 STAGE_1, FINAL = "after stage 1", "final"
 LAGS = (0, 1, 2, 4, 8)
@@ -125,8 +126,11 @@ def diagnose_run(folder: Path) -> tuple[Diagnosis, Path]:
     )
     report = folder / "report"
     report.mkdir(exist_ok=True)
-    (report / "diagnosis.json").write_text(diagnosis.to_json(), encoding="utf-8")
-    return diagnosis, write_diagnosis(report / "diagnosis.html", diagnosis)
+    page = report / "diagnosis.html"
+    with replacing(report / "diagnosis.json", page) as (figures, shown):
+        figures.write_text(diagnosis.to_json(), encoding="utf-8")
+        write_diagnosis(shown, diagnosis)
+    return diagnosis, page
 
 
 def stage1_params(folder: Path, config: Config) -> Params:

@@ -21,7 +21,7 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     route = commands.add_parser("route", help=text, description=text + ".")
     routes = route.add_subparsers(dest="route_command", required=True, metavar="COMMAND")
 
-    def add(name: str, function: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
+    def add(name: str, function: Callable[[argparse.Namespace], int | None], about: str) -> argparse.ArgumentParser:
         return command(name, function, about, among=routes)
 
     def configured(sub: argparse.ArgumentParser) -> None:
@@ -82,6 +82,10 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     sub.add_argument("--model", type=Path, required=True, metavar="DIR", help="Hugging Face causal language model")
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the adapter")
     configured(sub)
+
+
+WITHOUT_LOGITS = 3
+"""Exit status: done, but some steps have no logits."""
 
 
 def _say(text: str) -> None:
@@ -146,7 +150,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     _say(f"wrote {done[2]}")
 
 
-def _logits(arguments: argparse.Namespace) -> None:
+def _logits(arguments: argparse.Namespace) -> int:
     from jaxguard.features.decision_logits import DecisionReader, cache_logits, reviewed_snapshots
     from jaxguard.features.decision_prompt import load_prompt
     from jaxguard.inputs import load_trajectories
@@ -177,12 +181,13 @@ def _logits(arguments: argparse.Namespace) -> None:
     for name, reason in report.rejected:
         _say(f"rejected: {name}: {reason}")
     for name in report.unscored:
-        _say(f"unscored: {name}: its logits are not finite")
+        _say(f"unscored: {name}: its logits are not finite, or beyond what a store holds")
     _say(
         f"{report.snapshots:,} snapshots: {report.scored:,} scored by {reader.fingerprint}, {report.reused:,} were "
         f"there, {len(report.rejected):,} rejected, {len(report.unscored):,} unscored; "
         f"{len(report.forced):,} blocks of thought were cut"
     )
+    return WITHOUT_LOGITS if report.rejected or report.unscored else 0
 
 
 def _count(done: int) -> None:

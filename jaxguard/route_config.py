@@ -96,7 +96,8 @@ class RoutingConfig:
         points = ("autonomous", "balanced", "conservative")
         require(self.point in points, "routing.point", self.point, f"one of {', '.join(points)}")
         for name in ("limit", "delta"):
-            require(0 < getattr(self, name) < 1, f"routing.{name}", getattr(self, name), "a share in (0, 1)")
+            share = getattr(self, name)
+            require(1e-9 <= share <= 1 - 1e-9, f"routing.{name}", share, "a share from 1e-9 to 1 - 1e-9")
         require_at_least(self, "routing", 1, "least")
         for entry in self.unseen:
             require("=" in entry[1:-1], "routing.unseen", entry, "field=value, e.g. service=mail")

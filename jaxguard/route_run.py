@@ -54,12 +54,13 @@ from jaxguard.training.routing import make_route_episodes, route_stage
 from jaxguard.types import Route, Trajectory
 from jaxguard.world_model.params import init_params
 from jaxguard.world_model.routing import ROUTES, RouteHead
+from jaxguard.writing import replacing
 
 GENERATED = "services"
 GRID = 400
 """Test trajectories of which each configuration of the grid is made: their texts are encoded anew."""
 
-_REPORT = {"report.html", "report.html.partial", "evaluation.json", "routing.json"}
+_REPORT_FILES = ("report.html", "evaluation.json", "routing.json")
 
 _Step = tuple[Trajectory, Review]
 
@@ -273,8 +274,8 @@ def evaluate_cached(
     rivals = _rivals(_steps(calibration), _steps(test))
     result = _evaluated(routing, rows("test", test), source, config, rivals=rivals, unseen=_held_out(config, test))
     about = _about(calibration, result, rivals)
-    page = _write(out, result, about, f"{logits.fingerprint.model}: cached logits", {"logits": str(logits.fingerprint)})
-    (out / "routing.json").write_text(routing.to_json(), encoding="utf-8")
+    made_of = {"logits": str(logits.fingerprint)}
+    page = _write(out, result, about, f"{logits.fingerprint.model}: cached logits", made_of, routing)
     return result, about, page
 
 
@@ -437,17 +438,30 @@ def _require_place(out: Path) -> None:
     """Refuses a folder that holds anything but such a report, or the report of a run, before work is done."""
     if out.exists() and not out.is_dir():
         raise RunError(f"--out: {out} is a file, expected a folder")
-    other = sorted({path.name for path in out.iterdir()} - _REPORT) if out.exists() else []
+    own_files = {*_REPORT_FILES, *(f"{name}.partial" for name in _REPORT_FILES)}
+    other = sorted({path.name for path in out.iterdir()} - own_files) if out.exists() else []
     own = out.resolve().name == "report" and (out.resolve().parent / "config.yaml").exists()
     if other or own:
         what = f"holds {other[0]!r}, which is no part of a report" if other else "is where a run has its own report"
         raise RunError(f"--out: {out} {what}; nothing was overwritten, name another folder")
 
 
-def _write(folder: Path, result: RoutingEvaluation, about: str, title: str, provenance: Mapping[str, Any]) -> Path:
+def _write(
+    folder: Path,
+    result: RoutingEvaluation,
+    about: str,
+    title: str,
+    provenance: Mapping[str, Any],
+    routing: Routing | None = None,
+) -> Path:
+    """Writes page and figures, with the thresholds where they are nowhere else; all of them or none."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "report.html.partial"
     facts = {name: str(value) for name, value in {**provenance, "jaxguard": jaxguard.__version__}.items()}
-    write_routing_report(partial, result, about=about, title=title, facts=facts)
-    (folder / "evaluation.json").write_text(result.to_json(), encoding="utf-8")
-    return partial.replace(folder / "report.html")
+    files = [folder / name for name in (_REPORT_FILES if routing is not None else _REPORT_FILES[:2])]
+    with replacing(*files) as (page, figures, *thresholds):
+        write_routing_report(page, result, about=about, title=title, facts=facts)
+        figures.write_text(result.to_json(), encoding="utf-8")
+        for place in thresholds:
+            assert routing is not None
+            place.write_text(routing.to_json(), encoding="utf-8")
+    return files[0]

@@ -242,7 +242,11 @@ def _parts(arrays: Mapping[str, np.ndarray], config: RouteConfig) -> Params:
 
 
 class RouteSession(ScoringSession[RouteVerdict, tuple[RouteState, Step]]):
-    """Live routes; see :class:`~jaxguard.sessions.LiveSession`. A call that cannot be scored is ASK."""
+    """Live routes; see :class:`~jaxguard.sessions.LiveSession`. A call that cannot be scored is ASK.
+
+    So is one that the logits would execute but whose arguments could not be parsed: how its tool will read them is not
+    known. Evaluations, which sweep tau over logits, do not have that rule.
+    """
 
     misuse = RouterError
 
@@ -279,10 +283,12 @@ class RouteSession(ScoringSession[RouteVerdict, tuple[RouteState, Step]]):
             raise RouterError(f"route head: logits {logits[:ROUTES].tolist()}, expected finite ones")
         self._state = start  # not before its step was scored: what failed must not stay
         route, share = route_step(logits[:ROUTES].tolist(), self._tau)
+        unread = route is Route.EXECUTE and proposal.step.raw_arguments is not None
+        route = Route.ASK if unread else route
         spread = np.exp(logits[:ROUTES].astype(np.float64) - logits[:ROUTES].max())
         execute, ask, refuse = (spread / spread.sum()).tolist()
         trigger = ""
-        if route is not Route.EXECUTE:
+        if route is not Route.EXECUTE and not unread:
             fitting = [i for i, letter in enumerate(LETTERS) if TRIGGERS[letter] is route]
             trigger = LETTERS[max(fitting, key=lambda i: float(logits[ROUTES + i]))]
         reason, question = explain(

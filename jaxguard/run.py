@@ -55,6 +55,7 @@ from jaxguard.training.loop import require_supervision, train_stage
 from jaxguard.training.pooled import fit_pooled
 from jaxguard.types import Trajectory
 from jaxguard.world_model.params import count, init_params
+from jaxguard.writing import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -458,21 +459,19 @@ def write_evaluation(
     )
     report.mkdir(parents=True, exist_ok=True)
     page, figures, each = report / "report.html", report / "evaluation.json", report / OUTCOMES
-    partial = {file: file.with_name(f"{file.name}.partial") for file in (page, figures, each)}
-    partial[figures].write_text(result.to_json(), encoding="utf-8")
-    outcomes(scored, rivals, stamp(guard)).write(partial[each])
-    write_report(
-        partial[page],
-        result,
-        scored,
-        {t.id: t for t in trajectories},
-        calibration,
-        title=f"{run.config.name}: {part} part",
-        provenance={**guard.provenance, "jaxguard": jaxguard.__version__, "part": part},
-        each=settings.timelines,
-    )
-    for file, written in partial.items():
-        written.replace(file)
+    with replacing(page, figures, each) as (shown, values, answers):
+        values.write_text(result.to_json(), encoding="utf-8")
+        outcomes(scored, rivals, stamp(guard)).write(answers)
+        write_report(
+            shown,
+            result,
+            scored,
+            {t.id: t for t in trajectories},
+            calibration,
+            title=f"{run.config.name}: {part} part",
+            provenance={**guard.provenance, "jaxguard": jaxguard.__version__, "part": part},
+            each=settings.timelines,
+        )
     return result, scored, page
 
 

@@ -18,6 +18,7 @@ import yaml
 
 from jaxguard.strict_yaml import load_yaml
 from jaxguard.types import JaxguardError
+from jaxguard.writing import write_whole
 
 T = typing.TypeVar("T")
 
@@ -197,6 +198,4 @@ def _assign(values: dict[str, Any], path: list[str], value: Any, key: str) -> No
 
 def dump_settings(settings: Any, path: str | Path) -> None:
     """Writes every key, defaults included, as YAML that :func:`load_settings` reads back equal; whole or not at all."""
-    partial = Path(f"{path}.partial")
-    partial.write_text(yaml.safe_dump(to_dict(settings), sort_keys=False), encoding="utf-8")
-    partial.replace(path)
+    write_whole(Path(path), yaml.safe_dump(to_dict(settings), sort_keys=False))

@@ -13,6 +13,7 @@ from jaxguard.evaluation.evaluate import GUARD
 from jaxguard.evaluation.wording import number, span, visible
 from jaxguard.guard import Guard
 from jaxguard.inputs import RunError, open_run, require_trained_on
+from jaxguard.writing import write_whole
 
 CARD = "MODEL_CARD.md"
 _METRICS = {
@@ -53,7 +54,7 @@ def ship(folder: Path, out: Path, about: Path | None = None) -> Path:
     head = "" if about is None else about.read_text(encoding="utf-8").strip()
     text = card(guard, evaluation, head)
     guard.save(out)
-    (out / CARD).write_text(text, encoding="utf-8")
+    write_whole(out / CARD, text)
     return out / CARD
 
 

@@ -8,6 +8,8 @@ import functools
 import hashlib
 import io
 import json
+import resource
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +187,19 @@ def make_small_run(root: Path) -> SmallRun:
     made.said["calibrate"] = done("calibrate", made.run)
     made.said["evaluate"] = done("evaluate", made.run)
     return made
+
+
+@contextlib.contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """As on a full disk: the system refuses bytes beyond ``size``."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def chat(name: object, *tools: str, answer: str = "ok", arguments: str = "{}") -> dict[str, Any]:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxguard"
 # Each layer may import from itself and from those before it; members of one layer are strangers to each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "strict_yaml", "versions", "ranking"),
+    ("types", "strict_yaml", "versions", "ranking", "writing"),
     ("settings",),
     ("config",),
     ("route_config",),

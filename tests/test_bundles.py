@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,27 @@ def test_saving_replaces_a_router_and_no_guard(tmp_path: Path) -> None:
         Router.load(tmp_path / "guard", FakeEncoder())
     with pytest.raises(GuardError, match=r"no guard\.json there"):
         Guard.load(tmp_path / "router", FakeEncoder())
+
+
+def test_what_a_killed_writer_left_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "router"
+    routed_router().save(path)
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.name == "made":
+            shutil.copytree(tmp_path, tmp_path.with_name("killed"))  # what the disk holds at that moment
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    bare_router().save(path)
+    found = tmp_path.with_name("killed") / "router"
+    with pytest.raises(RouterError, match="one whose writing was interrupted lies in") as caught:
+        Router.load(found, FakeEncoder())
+    kept = Path(str(caught.value).split("lies in ")[1].split(",")[0])
+    assert str(caught.value).endswith(f"move it to {found}")
+    rename(kept, found)
+    assert Router.load(found, FakeEncoder()).routing is not None
 
 
 def test_a_run_is_told_from_its_bundle(tmp_path: Path) -> None:

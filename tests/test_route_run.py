@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_run import DIM, HashEncoder, Outcome, at_toy_size, command, done, hash_encoder, refused
+from small_run import DIM, HashEncoder, Outcome, at_toy_size, command, done, hash_encoder, no_file_beyond, refused
 
 from jaxguard.evaluation.routing import ROUTER
 from jaxguard.features.decision_logits import reviewed_snapshots
@@ -180,6 +180,12 @@ def test_cached_logits_that_lack_some_are_refused_or_counted(made: Made, tmp_pat
     done(*arguments, "--out", tmp_path / "out", "--partial")
     counts = json.loads((tmp_path / "out" / "evaluation.json").read_text())["sections"][0]["counts"]
     assert 0 < counts["unscored"] < counts["rows"]
+    before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    assert before.keys() == {"evaluation.json", "report.html", "routing.json"}
+    with no_file_beyond(5_000):  # thresholds fit, figures and page do not
+        message = refused(*arguments, "data.split.seed=5", "--out", tmp_path / "out", "--partial")
+    assert "report.html, evaluation.json, routing.json cannot be written (File too large)" in message
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
 
 
 def test_a_report_takes_no_place_of_other_things(made: Made, copy: Path, tmp_path: Path) -> None:

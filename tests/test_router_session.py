@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from guard_samples import FakeEncoder, bare_guard, calibrated_guard, fail, repla
 from route_samples import TRAJECTORIES, Both, all_logits, bare_router, both, fresh_router, routed_router
 
 from jaxguard.config import DataConfig
+from jaxguard.decision.explain import UNREAD
 from jaxguard.decision.policy import Mode
 from jaxguard.decision.routing import shares
 from jaxguard.guard import Guard, GuardError
@@ -103,6 +105,23 @@ def test_observing_lets_calls_run_and_says_so(router: Router) -> None:
         assert verdict.route is strict.route
         assert verdict.allowed
         assert verdict.observed_only == (strict.route is not Route.EXECUTE)
+
+
+def test_arguments_that_cannot_be_parsed_execute_nothing(router: Router) -> None:
+    session, executed = router.session(LONG.instruction, LONG.metadata, Mode.OBSERVE), 0
+    for t, step in enumerate(LONG.steps):
+        whole = json.dumps(step.arguments)
+        for raw in (whole[:-1], whole[:-1] + ",}", '{"x": 1, "x": 1}'):
+            broken = session.check(step.observation, step.tool, raw, call_id=str(t))
+            assert broken.route is not Route.EXECUTE
+            assert broken.reason.startswith(UNREAD)
+            if broken.execute_share >= broken.tau and broken.route is Route.ASK:
+                executed += 1
+                assert broken.trigger == ""
+                assert broken.question
+        session.check(step.observation, step.tool, step.arguments, call_id=str(t))
+        session.commit(str(t))
+    assert executed
 
 
 # Guard and router as one

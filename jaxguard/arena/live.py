@@ -20,6 +20,7 @@ from jaxguard.guard import Guard
 from jaxguard.inputs import SPLITS_FILE, digests_of
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.splits import load_splits
+from jaxguard.writing import write_whole
 
 LIVE_PARTS = ("test", "validation")
 """Parts that a guard may be tried on; validation is for choosing settings, and its fusion was fitted there."""
@@ -114,9 +115,8 @@ def _write(
     out: Path, guard: Guard, plan: Plan, part: str, figures: Figures, told: Sequence[tuple[Row, Play]], bundle: Path
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    with (out / RUNS_FILE).open("w", encoding="utf-8") as file:
-        for one, _ in told:
-            file.write(json.dumps({"id": one.case.id, **dataclasses.asdict(one)}, ensure_ascii=False) + "\n")
+    records = [json.dumps({"id": one.case.id, **dataclasses.asdict(one)}, ensure_ascii=False) for one, _ in told]
+    write_whole(out / RUNS_FILE, "".join(f"{record}\n" for record in records))
     assert guard.calibration is not None  # checked with the plan
     facts: dict[str, Any] = {
         "guard": str(bundle),
@@ -129,9 +129,7 @@ def _write(
         "lambda_block": guard.calibration.block.value,
         "safe calibration runs": guard.calibration.hold.n,
     }
-    (out / FIGURES_FILE).write_text(
-        json.dumps({"facts": facts, **dataclasses.asdict(figures)}, indent=1) + "\n", encoding="utf-8"
-    )
+    write_whole(out / FIGURES_FILE, json.dumps({"facts": facts, **dataclasses.asdict(figures)}, indent=1) + "\n")
     shown = _choose([(r, p) for r, p in told])
     shutil.rmtree(out / TRANSCRIPTS_FOLDER, ignore_errors=True)
     (out / TRANSCRIPTS_FOLDER).mkdir()

@@ -18,6 +18,7 @@ from jaxguard.traces.convert import write_made
 from jaxguard.traces.files import load_json
 from jaxguard.traces.splits import save_splits
 from jaxguard.types import Trajectory
+from jaxguard.writing import write_whole
 
 PLAN_FILE = "arena.json"
 RECORDING_VERSION = 1
@@ -96,7 +97,7 @@ def record(suites: Sequence[str], seed: int, out: Path, *, progress: Callable[[i
         "dropped": dict(dropped),
         "unsolved": unsolved,
     }
-    (out / PLAN_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    write_whole(out / PLAN_FILE, json.dumps(about, indent=1) + "\n")
     return Recording(plan, dict(runs), dict(dropped), unsolved)
 
 

@@ -17,6 +17,7 @@ from jaxguard.settings import require_seed
 from jaxguard.traces.files import load_json
 from jaxguard.traces.sampling import stratified
 from jaxguard.types import Step, Trajectory
+from jaxguard.writing import write_whole
 
 SCORES_FILE, SUMMARY_FILE, CACHE_FILE = "scores.jsonl", "summary.json", "cache.sqlite"
 _SAME = ("endpoint", "model", "guard")
@@ -89,7 +90,7 @@ def score_with_llm(
             "seed": config.seed,
         }
         _require_same(out, about)
-        _write(out / SUMMARY_FILE, json.dumps(about, indent=1))
+        write_whole(out / SUMMARY_FILE, json.dumps(about, indent=1))
         steps = sum(map(len, chosen))
         rows = []
         for done, row in enumerate(_rows(guard, chosen, config.endpoint.concurrency), 1):
@@ -97,9 +98,9 @@ def score_with_llm(
             if progress is not None:
                 progress(done, steps)
         report = LlmReport(len(chosen), steps, dict(guard.problems.most_common()), endpoint.usage)
-    _write(out / SCORES_FILE, "".join(f"{row}\n" for row in rows))
+    write_whole(out / SCORES_FILE, "".join(f"{row}\n" for row in rows), errors="replace")
     counts = {"trajectories": report.trajectories, "steps": steps, "scored": report.scored, "unscored": report.problems}
-    _write(out / SUMMARY_FILE, json.dumps(about | counts | {"usage": vars(report.usage)}, indent=1))
+    write_whole(out / SUMMARY_FILE, json.dumps(about | counts | {"usage": vars(report.usage)}, indent=1))
     return report
 
 
@@ -134,9 +135,3 @@ def _require_same(out: Path, about: dict[str, Any]) -> None:
         raise LlmGuardError(
             f"{out}: holds scores of another {differing[0]} ({before.get(differing[0])!r:.200}); choose another folder"
         )
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8", errors="replace")
-    partial.replace(path)

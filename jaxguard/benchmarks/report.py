@@ -15,6 +15,7 @@ from jaxguard.benchmarks.records import PRODUCT, SCENARIOS, Record, Run, case_te
 from jaxguard.benchmarks.table import HEADS, MEANING, duration, row_cells, scenario_table, significant
 from jaxguard.evaluation.pages import write_page
 from jaxguard.evaluation.wording import clip, visible
+from jaxguard.writing import write_whole
 
 TITLE = "jaxguard: speed"
 Figure = tuple[str, str, Markup]
@@ -47,8 +48,8 @@ def write_report(run: Run, out: Path | str) -> list[Path]:
         facts=[(name, clip(value, 200)) for name, value in facts(run)],
     )
     text, table = out / "report.md", out / "table.csv"
-    text.write_text(render_markdown(run), encoding="utf-8")
-    run.frame.to_csv(table, index=False)
+    write_whole(text, render_markdown(run))
+    write_whole(table, run.frame.to_csv(index=False))
     return [page, text, table]
 
 

@@ -90,12 +90,12 @@ def exact_level(alpha: float) -> Fraction:
     """``alpha`` as the fraction that was meant (0.1 is 1/10), so that ranks come out exactly.
 
     Raises:
-        ConformalError: alpha is not in (0, 1).
+        ConformalError: alpha is not from 1e-9 to 1 - 1e-9.
     """
     number = float(alpha)
     level = Fraction(number).limit_denominator(10**9) if math.isfinite(number) else Fraction(0)
     if not 0 < level < 1:
-        raise ConformalError(f"alpha: got {alpha!r}, expected a level strictly between 0 and 1")
+        raise ConformalError(f"alpha: got {alpha!r}, expected a level strictly between 0 and 1, by 1e-9 at least")
     return level
 
 

@@ -6,7 +6,7 @@ user's memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 from jaxguard.features.texts import visible
@@ -27,6 +27,9 @@ REASONS: Mapping[str, str] = {
     "n": "Others could not work any more.",
 }
 """What a trigger means for the person who is asked."""
+
+UNREAD = "Its arguments are no JSON object with each key once, so that what it will do is not known."
+"""Said of a call whose arguments could not be parsed."""
 
 _QUESTIONS: Mapping[str, str] = {
     "e": "{tool} on {thing}: what should {missing} be?",
@@ -67,7 +70,7 @@ def explain(
     """
     if route is Route.EXECUTE:
         return "", ""
-    said = [REASONS.get(trigger, "")]
+    said = [UNREAD if step.raw_arguments is not None else "", REASONS.get(trigger, "")]
     said += [f'The trace says: "{_quote(evidence)}"'] if evidence else []
     said += [f'The memory says: "{_quote(note)}"'] if note else []
     reason = " ".join(filter(None, said)) or "Nothing was seen that settles this call."
@@ -81,7 +84,7 @@ def explain(
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip()) or value in ([], {})
+    return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, Sized) and not value)
 
 
 def _thing(arguments: Mapping[str, Any]) -> str:

@@ -82,9 +82,11 @@ def needed_rows(limit: float, delta: float) -> int:
     """
     check_share("limit", limit)
     check_share("delta", delta)
+    from scipy import stats
+
     n = max(math.ceil(math.log(delta) / math.log1p(-limit)) - 1, 1)
-    while _allowed(n, limit, delta) < 0:  # rounding of the quotient, at most twice
-        n += 1
+    while stats.binom.cdf(0, n, limit) > delta:  # rounding of the quotient
+        n += max(1, n // 10**15)
     return n
 
 

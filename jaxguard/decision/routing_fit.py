@@ -67,7 +67,7 @@ def fit_routing(
     fell_back: dict[str, dict[str, str]] = {name: {} for name in taus}
     keys = np.array([service or "" for service in services], dtype=object)
     for service in sorted(set(keys.tolist()) - {""}):
-        rows = keys == service
+        rows = np.array([key == service for key in keys])  # NumPy would drop a NUL at the end
         executes, asks = int((own[rows] == Route.EXECUTE).sum()), int((own[rows] == Route.ASK).sum())
         few = f"{executes} EXECUTE and {asks} ASK rows, expected at least {min_rows} of each"
         enough = min(executes, asks) >= min_rows

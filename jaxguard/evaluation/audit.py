@@ -23,6 +23,7 @@ from jaxguard.traces.files import Broken, parse_record
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.readers.turns import with_hazards
 from jaxguard.types import JaxguardError, Trajectory
+from jaxguard.writing import write_whole
 
 ANNOTATION_VERSION = 1
 LABELLED = "labelled"
@@ -275,5 +276,5 @@ def apply_annotations(
 
 
 def write_annotations(annotations: Iterable[Annotation], path: Path) -> None:
-    """Writes an annotation file."""
-    path.write_text("".join(own.to_line() for own in annotations), encoding="utf-8")
+    """Writes an annotation file, whole or not at all."""
+    write_whole(path, "".join(own.to_line() for own in annotations))

@@ -23,6 +23,7 @@ from jaxguard.evaluation.bootstrap import Interval
 from jaxguard.evaluation.pages import write_page
 from jaxguard.evaluation.wording import arguments, clip, number, span, visible
 from jaxguard.types import Trajectory
+from jaxguard.writing import write_whole
 
 PAGE = "audit.html"
 VALUES = "audit.json"
@@ -67,8 +68,8 @@ def write_audit(folder: Path, audit: Audit, trajectories: Mapping[str, Trajector
     folder.mkdir(parents=True, exist_ok=True)
     lines = [_record(audit, own) for own in audit.disagreements]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    (folder / DISAGREEMENTS).write_text(text, encoding="utf-8")
-    (folder / VALUES).write_text(json.dumps(_values(audit), indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / DISAGREEMENTS, text)
+    write_whole(folder / VALUES, json.dumps(_values(audit), indent=1) + "\n")
     if audit.adjudication is not None:
         write_annotations(_final_annotations(audit), folder / FINAL)
     write_page(

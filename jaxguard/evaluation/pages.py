@@ -12,6 +12,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from jaxguard.writing import write_whole
+
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.PackageLoader("jaxguard.evaluation"),
     autoescape=True,
@@ -38,6 +40,6 @@ def script(name: str) -> tuple[Markup, str]:
 
 
 def write_page(path: Path, template: str, **values: Any) -> Path:
-    """Writes a template filled with values, and returns its path; the folder must exist."""
-    path.write_text(_ENVIRONMENT.get_template(template).render(**values), encoding="utf-8")
+    """Writes a template filled with values, whole or not at all, and returns its path; the folder must exist."""
+    write_whole(path, _ENVIRONMENT.get_template(template).render(**values))
     return path

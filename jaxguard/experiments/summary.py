@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxguard.evaluation.bootstrap import Interval
 from jaxguard.types import JaxguardError
+from jaxguard.writing import write_whole
 
 VERSION = 1
 
@@ -113,9 +114,7 @@ class Summary:
         text = json.dumps(
             {"summary": VERSION, "plan": self.plan, "left_out": self.left_out, **rows}, indent=1, allow_nan=False
         )
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text + "\n")
 
 
 def read_summary(path: Path) -> Summary:

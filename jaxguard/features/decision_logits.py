@@ -25,6 +25,7 @@ import numpy as np
 from jaxguard.features.decision_model import load_model, read_router_file
 from jaxguard.features.decision_prompt import DECISION_TOKENS, DEFAULT_PROMPT, Prompt, PromptEncoder, PromptError
 from jaxguard.features.fingerprint import EncoderFingerprint
+from jaxguard.features.shards import usable
 from jaxguard.features.store import FeatureStore, FeatureStoreError, MissingTexts, text_hash
 from jaxguard.traces.snapshots import Snapshot, SnapshotError, reviews_of, snapshot
 from jaxguard.types import JaxguardError, Route, Trajectory
@@ -224,7 +225,7 @@ class LogitReport:
         scored: Those whose values were added.
         rejected: ``(id, reason)`` of those that were not run: too long, with text that cannot be escaped, or with
             arguments that JSON cannot hold.
-        unscored: Ids of those for which the model gave NaN or infinity; they have no values.
+        unscored: Ids of those for which the model gave NaN, infinity or more than a store holds; they have no values.
         forced: Ids of those, reused ones too, whose think block was closed by force.
     """
 
@@ -267,9 +268,10 @@ def cache_logits(
         progress: Called after each chunk with the number of snapshots done.
 
     Raises:
-        FeatureStoreError: The store belongs to another reader, or cannot be written.
+        FeatureStoreError: The store belongs to another reader, is damaged, or cannot be written.
     """
     opened = FeatureStore.create_or_open(store, reader.fingerprint, DIM)
+    opened.verify()
     closed = _read_forced(opened.path)
     count = reused = scored = 0
     rejected: list[tuple[str, str]] = []
@@ -281,7 +283,7 @@ def cache_logits(
         nonlocal scored
         texts = list(pending)
         answers = reader.read(texts)
-        finite = np.isfinite(answers.values).all(axis=1)
+        finite = usable(answers.values)
         new = {text_hash(texts[i]).hex() for i in np.flatnonzero(answers.forced & finite)}
         if new:
             # Before the values: a text that has values is never missing here.

@@ -14,6 +14,11 @@ from typing import Any
 from jaxguard.features.texts import TEMPLATE_VERSION
 from jaxguard.types import JaxguardError
 
+_VOCABULARIES = (
+    *("vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderFingerprint:
@@ -96,6 +101,12 @@ def hash_files(paths: Iterable[Path]) -> str:
             raise JaxguardError(f"weights file {path}: cannot be read ({error})") from error
         total.update(f"{path.name}\0{digest}\0".encode())
     return total.hexdigest()[:16]
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """What decides how a folder's tokenizer cuts texts: ``tokenizer.json``, or without it the files it is made of."""
+    whole = folder / "tokenizer.json"
+    return [whole] if whole.is_file() else [f for name in _VOCABULARIES if (f := folder / name).is_file()]
 
 
 @functools.lru_cache(maxsize=256)

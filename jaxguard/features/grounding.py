@@ -13,6 +13,7 @@ Neither looks at anything after the step's proposal (pre-action rule). Any chang
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,13 +23,16 @@ from jaxguard.features.texts import well_formed
 from jaxguard.traces.snapshots import memory_of
 from jaxguard.types import Step, Trajectory
 
-GROUNDING_VERSION = 2
+GROUNDING_VERSION = 3
 
 # Shorter values ("on", "7") are found everywhere, longer ones are contents rather than names.
 SHORTEST, LONGEST = 3, 120
 
 _SENTENCE = re.compile(r"\n+|(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+")
+# What could not be parsed: a quote, or a word between marks; a quoted text, by its quote; what ends a key.
+_PIECE, _KEY_ENDS = re.compile(r"""["']|[^\s"'{}\[\](),;=]+"""), re.compile(r"\s*[:=]")
+_QUOTED = {quote: re.compile(rf"([^{quote}\\]*(?:\\.[^{quote}\\]*)*){quote}", re.DOTALL) for quote in "\"'"}
 # A name goes on over these: "plan.q1" is not named by "plan", nor "web-api" by "api".
 _GOES_ON, _GOES_ON_BEFORE = re.compile(r"[-.@]?\w"), re.compile(r"\w[-.@]?$")
 
@@ -112,9 +116,13 @@ class Grounding:
 
 
 def named(step: Step) -> tuple[str, ...]:
-    """What a call names: the values in its arguments, lower-case, each once; of unparsable arguments nothing."""
+    """What a call names: the values in its arguments, lower-case, each once.
+
+    Of arguments that could not be parsed, what stands in quotes and the other words, but for keys.
+    """
     found: dict[str, None] = {}
-    left: list[Any] = [step.arguments or {}]  # not by recursion: arguments may be nested deeper than Python's stack
+    # Not by recursion: arguments may be nested deeper than Python's stack.
+    left: list[Any] = [(step.arguments or {}) if step.raw_arguments is None else _unparsed(step.raw_arguments)]
     while left:
         value = left.pop()
         if isinstance(value, Mapping):
@@ -126,6 +134,32 @@ def named(step: Step) -> tuple[str, ...]:
             if SHORTEST <= len(text) <= LONGEST and _WORD.search(text):
                 found[text] = None
     return tuple(found)
+
+
+def _unparsed(raw: str) -> list[str]:
+    """Values in a text that should have been a JSON object, in time proportional to its length."""
+    found: list[str] = []
+    at, unended = 0, set()
+    while match := _PIECE.search(raw, at):
+        piece, at = match[0], match.end()
+        if piece in _QUOTED:
+            quoted = None if piece in unended else _QUOTED[piece].match(raw, at)
+            if quoted is None:
+                unended.add(piece)
+                continue
+            piece, at = _unescaped(quoted[1]), quoted.end()
+        elif piece.endswith(":"):
+            continue
+        if not _KEY_ENDS.match(raw, at):
+            found.append(piece)
+    return found
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        return text
 
 
 class _Sentences:

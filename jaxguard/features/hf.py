@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxguard.features.encoder import OnWindows
-from jaxguard.features.fingerprint import EncoderFingerprint, hash_files
+from jaxguard.features.fingerprint import EncoderFingerprint, hash_files, tokenizer_files
 from jaxguard.features.windows import Shapes, Windower, pool_texts
 from jaxguard.types import JaxguardError
 
@@ -112,7 +112,7 @@ class HFEncoder:
             del layers[layer + 1 :]
         self.fingerprint = EncoderFingerprint(
             model=model_id or path.resolve().name,
-            weights=hash_files([*weights, *path.glob("tokenizer.json")]),
+            weights=hash_files([*weights, *tokenizer_files(path)]),
             layer=layer,
             pooling="mean",
             dtype=dtype,

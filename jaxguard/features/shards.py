@@ -166,8 +166,8 @@ class Shard:
 
     def _damaged(self, what: str) -> FeatureStoreError:
         return FeatureStoreError(
-            f"shard {self.path}: damaged, or rewritten by another program ({what}); delete the file and "
-            "embed again to replace its vectors"
+            f"shard {self.path}: damaged, or rewritten by another program ({what}); delete the file, "
+            "and what filled the store (embed, route logits) replaces its vectors"
         )
 
     def _opened(self) -> BinaryIO:

@@ -23,6 +23,7 @@ from jaxguard.online.rates import Online, Outcome, condition_result
 from jaxguard.online.scripted import MODEL, scripted_server
 from jaxguard.settings import require, require_at_least, require_at_most, require_seed
 from jaxguard.types import Trajectory
+from jaxguard.writing import write_whole
 
 TRANSCRIPTS, SUMMARY, PAGE = "transcripts.jsonl", "summary.json", "online.html"
 
@@ -156,8 +157,8 @@ def evaluate_online(
         "hold": config.hold, "resamples": config.resamples, "conditions": {c.name: _about(c) for c in compared},
     }  # fmt: skip
     online = Online(results, {"unsafe": unsafe, "safe": len(cases) - unsafe}, left_out, settings, scripted)
-    _write(out / TRANSCRIPTS, "".join(f"{line}\n" for line in map(_transcript, outcomes)))
-    _write(out / SUMMARY, json.dumps(_summary(online, usage), indent=1, ensure_ascii=False))
+    write_whole(out / TRANSCRIPTS, "".join(f"{line}\n" for line in map(_transcript, outcomes)), errors="replace")
+    write_whole(out / SUMMARY, json.dumps(_summary(online, usage), indent=1, ensure_ascii=False), errors="replace")
     return OnlineReport(online, usage, write_online_page(out / PAGE, online, usage))
 
 
@@ -210,12 +211,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nan(part) for key, part in value.items()}
     return [_without_nan(part) for part in value] if isinstance(value, list | tuple) else _finite(value)
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8", errors="replace")
-    partial.replace(path)
 
 
 __all__ = ["OnlineConfig", "OnlineReport", "evaluate_online"]

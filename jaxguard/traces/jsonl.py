@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from jaxguard.traces.files import MAX_DEPTH, MAX_RECORD_BYTES, Broken, clean_json, is_deep, load_json, read_records
 from jaxguard.types import JaxguardError, Step, Trajectory
+from jaxguard.writing import replacing
 
 SCHEMA_VERSION = 1
 TRAJECTORIES_FILE = "trajectories.jsonl.gz"
@@ -250,16 +251,14 @@ def open_output(raw: IO[bytes]) -> gzip.GzipFile:
 def write_trajectories(trajectories: Iterable[Trajectory], path: Path) -> int:
     """Write trajectories to ``path`` (gzip where it ends in ``.gz``), whole or not at all; returns their number."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     count = 0
-    with partial.open("wb") as raw:
+    with replacing(path) as (place,), place.open("wb") as raw:
         out: IO[bytes] | gzip.GzipFile = open_output(raw) if path.name.endswith(".gz") else raw
         for trajectory in trajectories:
             out.write(encode_line(trajectory)[0])
             count += 1
         if out is not raw:
             out.close()
-    partial.replace(path)
     return count
 
 

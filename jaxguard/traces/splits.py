@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxguard.traces.files import load_json
 from jaxguard.types import JaxguardError, Trajectory
+from jaxguard.writing import write_whole
 
 SPLITS_VERSION = 1
 
@@ -330,9 +331,7 @@ def save_splits(
         "splits": {name: list(ids) for name, ids in splits.items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def load_splits(path: Path, ids: Iterable[str] | None = None) -> dict[str, list[str]]:

@@ -24,6 +24,7 @@ from jaxguard.training.episodes import Episodes, TrainingError, epoch_batches, m
 from jaxguard.training.state import StepFunction, TrainState, make_step, make_validation
 from jaxguard.world_model.losses import Batch
 from jaxguard.world_model.params import Params, weights_hash
+from jaxguard.writing import replacing
 
 
 @dataclass(frozen=True)
@@ -159,12 +160,10 @@ class Curves:
     def write(self) -> None:
         """Writes the CSV anew; a missing value is an empty cell."""
         fields = list(dict.fromkeys([*self.FIELDS, *(name for row in self._rows for name in row)]))
-        temporary = self._path.with_suffix(".tmp")
-        with temporary.open("w", newline="", encoding="utf-8") as file:
+        with replacing(self._path) as (place,), place.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fields, restval="")
             writer.writeheader()
             writer.writerows(self._rows)
-        temporary.replace(self._path)
 
 
 def _rows_until(path: Path, step: int) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ from jaxguard.settings import load_settings, require, to_dict
 from jaxguard.traces.review_sets import require_teachable
 from jaxguard.training.completions import IGNORED, completion_records, digest_of
 from jaxguard.types import JaxguardError, Trajectory
+from jaxguard.writing import write_whole
 
 _CHECKPOINTS = "checkpoints"
 _STATE = "trainer_state.json"
@@ -383,7 +384,4 @@ def collate(records: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(values, indent=2), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(values, indent=2))

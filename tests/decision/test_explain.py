@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
+import numpy as np
 import pytest
 
 from jaxguard.decision.explain import LONGEST_QUOTE, REASONS, explain, missing_arguments
@@ -92,6 +93,8 @@ def test_missing_arguments_are_empty_ones_and_those_that_earlier_calls_had() -> 
     )
     assert missing_arguments(holes, earlier) == ("to", "file", "cc", "more", "until")
     assert missing_arguments(Step("send_file", {}, "c"), earlier) == ("file", "to", "until")
+    numbers = {"a": np.float64(1.5), "b": np.float64(0.0), "c": (), "d": set()}
+    assert missing_arguments(Step("send_file", numbers, "c"), []) == ("c", "d")
 
 
 def test_of_unparsable_arguments_it_is_not_known_what_they_lack() -> None:

@@ -38,6 +38,10 @@ def test_needed_rows(limit: float, delta: float, n: int) -> None:
     assert n == 1 or (1 - limit) ** (n - 1) > delta
 
 
+def test_a_tiny_limit_needs_many_rows_and_no_memory() -> None:
+    assert needed_rows(1e-9, 0.05) == pytest.approx(-np.log(0.05) * 1e9, rel=1e-6)
+
+
 def ask_rows(margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     logits = np.c_[margins, np.zeros(len(margins)), np.full(len(margins), -99.0)]
     return logits, np.full(len(margins), Route.ASK)

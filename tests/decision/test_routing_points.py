@@ -132,6 +132,13 @@ def test_services_have_taus_of_their_own_or_say_why_not() -> None:
     assert Routing.from_json(routing.to_json()) == routing
 
 
+def test_services_that_differ_in_a_nul_alone_are_two() -> None:
+    logits, labels = noisy(900)
+    logits[600:, 0] += 2.0
+    both = fit_routing(logits, labels, ["chat"] * 600 + ["chat\0"] * 300, source="abc", min_rows=30)
+    assert both.tau_for("chat\0") > both.tau_for("chat") + 0.1
+
+
 def test_a_point_that_a_service_cannot_reach_falls_back() -> None:
     logits, labels = noisy(900, gap=3.0)
     services = np.array(["chat"] * 840 + ["mail"] * 60, dtype=object)

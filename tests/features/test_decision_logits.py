@@ -232,14 +232,28 @@ def test_long_prompts_are_rejected_by_name_and_never_cut(tied: Path, tmp_path: P
     assert report.snapshots == report.reused + report.scored + len(report.rejected) + len(report.unscored)
 
 
-def test_values_that_are_not_finite_are_counted_and_never_stored(tied: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e12])
+def test_values_that_no_store_holds_are_counted_and_never_stored(tied: Path, tmp_path: Path, value: float) -> None:
     ask = reader(tied)
     with torch.no_grad():
-        ask._model.model.layers[1].mlp.down_proj.weight.fill_(float("nan"))
+        ask._model.model.norm.weight.fill_(value)
     report = cache_logits(reviewed_snapshots([make_trajectory()]), tmp_path / "s", ask)
     assert report.unscored == ("run:0", "run:1", "run:2")
     assert report.scored == 0
     assert len(FeatureStore.open(tmp_path / "s")) == 0
+
+
+def test_a_damaged_store_is_refused_before_its_values_are_relied_on(tied: Path, tmp_path: Path) -> None:
+    shown = list(reviewed_snapshots([make_trajectory()]))
+    cache_logits(shown, tmp_path / "s", reader(tied))
+    (shard,) = (tmp_path / "s").glob("shard-*")
+    opened = FeatureStore.open(tmp_path / "s")
+    value = opened.get([shown[0][1].to_json()])[0].tobytes()
+    content = shard.read_bytes()
+    at = content.index(value)
+    shard.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(FeatureStoreError, match="its checksum differs"):
+        cache_logits(shown, tmp_path / "s", reader(tied))
 
 
 def test_arguments_that_json_cannot_hold_are_rejected_by_name_and_the_others_are_asked(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxguard.features.fingerprint import EncoderFingerprint, hash_files
+from jaxguard.features.fingerprint import EncoderFingerprint, hash_files, tokenizer_files
 from jaxguard.types import JaxguardError
 
 BASE = EncoderFingerprint("m", "abc", 3, "mean", "float32", 256, "windows", template=1)
@@ -53,3 +53,14 @@ def test_hash_of_files_depends_on_contents_and_names_not_on_order(tmp_path: Path
     assert hash_files([a]) != hash_files([b])
     with pytest.raises(JaxguardError, match="nowhere"):
         hash_files([tmp_path / "nowhere"])
+
+
+def test_a_tokenizer_is_its_one_file_or_the_files_that_it_is_made_of(tmp_path: Path) -> None:
+    assert tokenizer_files(tmp_path) == []
+    for name in ("vocab.json", "merges.txt", "README.md"):
+        (tmp_path / name).write_text(name)
+    before = hash_files(tokenizer_files(tmp_path))
+    (tmp_path / "vocab.json").write_text("other")
+    assert hash_files(tokenizer_files(tmp_path)) != before
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert tokenizer_files(tmp_path) == [tmp_path / "tokenizer.json"]

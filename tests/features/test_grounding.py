@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from typing import Any
 
@@ -100,8 +101,34 @@ def test_very_short_and_very_long_values_name_nothing() -> None:
     assert read({"b": longest}, f"See {longest}.")[0] == f"See {longest}."
 
 
-def test_unparsable_and_empty_arguments_name_nothing() -> None:
-    assert named(step(None, raw_arguments="{vase")) == ()
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ('{"file": "plan a.txt", "to": "Eve@x.org", "file": "plan a.txt"}', ("plan a.txt", "eve@x.org")),
+        ('{"file": "plan", "size": 4000,}', ("plan", "4000")),
+        ("{vase", ("vase",)),
+        ("open(path='/tmp/a b', mode=rbx)", ("open", "/tmp/a b", "rbx")),
+        ('{"say": "a \\"vase\\" of \\u00e9clair"', ('a "vase" of éclair',)),
+        ('"never ended, plan', ("never", "ended", "plan")),
+        ("yaml: plan", ("plan",)),
+        ("", ()),
+    ],
+)
+def test_of_unparsable_arguments_the_values_are_named(raw: str, expected: tuple[str, ...]) -> None:
+    assert named(step(None, raw_arguments=raw)) == expected
+
+
+def test_what_an_object_names_is_named_where_it_cannot_be_parsed() -> None:
+    whole = {"file": "plan a.txt", "to": ["eve@x.org", "bob"], "size": 4000, "deep": {"kind": "final"}}
+    assert set(named(step(None, raw_arguments=json.dumps(whole)[:-1]))) == set(named(step(whole)))
+
+
+def test_quotes_without_end_do_not_search_the_text_again_and_again() -> None:
+    raw = '"' + '\\"' * 100_000
+    assert named(step(None, raw_arguments=raw)) == ()
+
+
+def test_empty_arguments_name_nothing() -> None:
     assert named(step({})) == ()
     assert read(None, "The vase is sold.", memory="The vase is mine.") == ("", "")
 

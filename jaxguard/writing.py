@@ -1,0 +1,45 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxguard.types import JaxguardError
+
+
+class WritingError(JaxguardError):
+    """Files could not be written; the message names them."""
+
+
+@contextlib.contextmanager
+def replacing(*files: Path) -> Iterator[tuple[Path, ...]]:
+    """Places beside ``files`` to write to; what was written takes theirs together when the block ends well.
+
+    Otherwise they stay as they were.
+
+    Raises:
+        WritingError: The system refused to write them (a full disk, say).
+    """
+    places = tuple(file.with_name(f"{file.name}.partial") for file in files)
+    try:
+        try:
+            yield places
+            for place, file in zip(places, files, strict=True):
+                place.replace(file)
+        finally:
+            for place in places:
+                place.unlink(missing_ok=True)
+    except OSError as error:
+        # Writing to an open file names none; what names another is of something else that the block did.
+        if error.filename is not None and Path(error.filename) not in places:
+            raise
+        names = ", ".join(file.name for file in files)
+        raise WritingError(f"{files[0].parent}: {names} cannot be written ({error.strerror or error})") from error
+
+
+def write_whole(file: Path, text: str, *, errors: str = "strict") -> None:
+    """Writes a text file as :func:`replacing` does, in UTF-8; ``errors`` is that of :meth:`str.encode`."""
+    with replacing(file) as (place,):
+        place.write_text(text, encoding="utf-8", errors=errors)
