@@ -31,12 +31,14 @@ def replacing(*files: Path) -> Iterator[tuple[Path, ...]]:
         finally:
             for place in places:
                 place.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, WritingError) as error:
+        cause = error.__cause__ if isinstance(error, WritingError) else error  # a place may be written whole, too
         # Writing to an open file names none; what names another is of something else that the block did.
-        if error.filename is not None and Path(error.filename) not in places:
+        if isinstance(error, OSError) and error.filename is not None and Path(error.filename) not in places:
             raise
         names = ", ".join(file.name for file in files)
-        raise WritingError(f"{files[0].parent}: {names} cannot be written ({error.strerror or error})") from error
+        told = getattr(cause, "strerror", None) or cause
+        raise WritingError(f"{files[0].parent}: {names} cannot be written ({told})") from cause
 
 
 def write_whole(file: Path, text: str, *, errors: str = "strict") -> None:
