@@ -286,7 +286,8 @@ class DecisionConfig:
     """Evidence, fusion and thresholds (paper, eq. 11-14).
 
     ``alpha_hold`` and ``alpha_block`` are false-alert levels per safe trajectory. ``fit_fusion`` fits the
-    noisy-or weights on the validation split. Thresholds are raised above their conformal value where that loses at
+    noisy-or weights on the validation split: of those within ``fusion_tolerance`` of the best AUROC, the ones that
+    tell unsafe runs earliest. Thresholds are raised above their conformal value where that loses at
     most ``max_lost`` of the detections and early warnings on the validation split. ``mondrian`` names a metadata
     field whose groups get thresholds of their own where they are large enough. Without ``temporal`` the prefix risk is
     fused as it stands (beta 0, window 1), whatever ``beta`` and ``window`` say: an ablation (paper, table 5). With
@@ -299,6 +300,7 @@ class DecisionConfig:
     beta: float = 0.7
     window: int = 3
     fit_fusion: bool = True
+    fusion_tolerance: float = 0.001
     max_lost: float = 0.02
     mondrian: str | None = None
     paper_rule: bool = False
@@ -309,7 +311,8 @@ class DecisionConfig:
         for name in ("alpha_hold", "alpha_block"):
             require(0 < getattr(self, name) < 1, f"decision.{name}", getattr(self, name), "a level in (0, 1)")
         require(0 <= self.beta < 1, "decision.beta", self.beta, "a factor in [0, 1)")
-        require(0 <= self.max_lost < 1, "decision.max_lost", self.max_lost, "a share in [0, 1)")
+        for name in ("fusion_tolerance", "max_lost"):
+            require(0 <= getattr(self, name) < 1, f"decision.{name}", getattr(self, name), "a share in [0, 1)")
         require_at_least(self, "decision", 1, "window")
         require_at_most(self, "decision", LARGEST_WINDOW, "window")
 

@@ -174,6 +174,7 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
                 calibration_ids=run.splits["calibration"],
                 grid=grid,
                 default=fusion,
+                tolerance=decision.fusion_tolerance,
             )
             fusion = fit.params
             fitted = {"fitted": fit.fitted, "auroc": fit.value if fit.fitted else None, "timeliness": fit.timeliness}

@@ -67,6 +67,7 @@ class NeuralRival(PrefixRival):
 
     def __init__(self, name: str, config: Config, params: Params, reader: StepReader):
         self.name = name
+        self._tolerance = config.decision.fusion_tolerance
         self._limit, self._reader, self._step_labels = config.train.max_steps, reader, NETWORKS[name].step_labels
         self.fusion = PLAIN
         module = NETWORKS[name].module
@@ -110,6 +111,7 @@ class NeuralRival(PrefixRival):
             calibration_ids=calibration_ids,
             grid=GRID,
             default=PLAIN,
+            tolerance=self._tolerance,
         ).params
 
 

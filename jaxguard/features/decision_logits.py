@@ -254,7 +254,7 @@ def cache_logits(
     store: str | Path,
     reader: DecisionReader,
     *,
-    chunk: int = 512,
+    chunk: int = 128,
     progress: Callable[[int], object] | None = None,
 ) -> LogitReport:
     """Ask for all snapshots that the store lacks, and append their values chunk by chunk.
