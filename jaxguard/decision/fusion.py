@@ -33,6 +33,8 @@ from jaxguard.decision.evidence import (
 from jaxguard.ranking import auroc
 
 DEFAULT_FUSION = FusionParams()
+_TIE = 1e-3
+"""Differences of timeliness up to this are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def fit_fusion(
         grid: Points to try.
         default: Parameters to prefer on ties and to fall back to.
         min_class: Fewer safe or fewer unsafe trajectories than this leave ``default`` in place.
-        tolerance: AUROC differences up to this count as ties.
+        tolerance: AUROC that may be given for earlier warnings; differences up to it count as ties.
 
     Raises:
         EvidenceError: Arrays disagree, a risk lies outside [0, 1], ids repeat or overlap with
@@ -153,7 +155,7 @@ def fit_fusion(
     level = [point for point in tried if point[0] >= best - tolerance]
     if warned.any():
         timeliest = max(timely for _, timely, _ in level)
-        level = [point for point in level if point[1] >= timeliest - tolerance]
+        level = [point for point in level if point[1] >= timeliest - min(tolerance, _TIE)]
     value, timely, params = min(level, key=lambda p: (_distance(p[2], default), -p[0], _order(p[2])))
     found = timely if warned.any() else None
     return FusionFit(params, value, default_value, best, True, n_safe, n_unsafe, len(tried), found)

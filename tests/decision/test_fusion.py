@@ -114,3 +114,21 @@ def test_ties_are_broken_by_what_is_known_before_the_hazard() -> None:
     assert timely.timeliness > 0.99
     assert timely.timeliness >= blindly
     assert fit((hazard, prefix, lengths, unsafe), first_hazard=np.where(unsafe, 0, -1)).timeliness is None
+
+
+def test_a_tolerance_trades_ranking_for_warnings() -> None:
+    """The prefix head warns early and takes some safe runs for unsafe, which the hazard head never does."""
+    lengths, unsafe = np.full(200, 8), np.arange(200) % 2 == 0
+    first = np.where(unsafe, 6, -1)
+    rng = np.random.default_rng(0)
+    hazard, prefix = rng.random(1600) * 0.7, rng.random(1600) * 0.1
+    at = np.flatnonzero(unsafe) * 8
+    hazard[at + 6] = 0.9
+    prefix[at + 4] = prefix[at + 5] = 0.8
+    for run in np.flatnonzero(~unsafe)[:4]:
+        prefix[run * 8 : run * 8 + 8] = 0.99
+    strict, loose = (fit((hazard, prefix, lengths, unsafe), first_hazard=first, tolerance=t) for t in (0.001, 0.05))
+    assert strict.best_value == loose.best_value
+    assert strict.best_value - 0.001 <= strict.value
+    assert strict.best_value - 0.05 <= loose.value < strict.value
+    assert loose.timeliness > strict.timeliness + 0.05
