@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxguard.route_config import load_route_config
 
-OVERRIDES = "settings as dotted key=value pairs, applied after the config file; jaxguard/route_config.py lists them"
+OVERRIDES = "settings as dotted key=value pairs, applied after the config file; {} lists them"
 TRAJECTORIES = "converted or generated trajectories; may be given several times"
 
 
@@ -24,15 +24,21 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     def add(name: str, function: Callable[[argparse.Namespace], int | None], about: str) -> argparse.ArgumentParser:
         return command(name, function, about, among=routes)
 
-    def configured(sub: argparse.ArgumentParser) -> None:
+    def configured(sub: argparse.ArgumentParser, listed: str = "jaxguard/route_config.py") -> None:
         sub.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings (see configs/route*.yaml)")
-        sub.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES)
+        sub.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES.format(listed))
 
     def trajectories(sub: argparse.ArgumentParser, required: bool = True) -> None:
         sub.add_argument("--trajectories", action="append", required=required, metavar="DIR", help=TRAJECTORIES)
 
     sub = add("generate", _generate, "make seeded service steps with reviews (corpus.* settings)")
-    sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the trajectories")
+    sub.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder for the trajectories; those of an earlier call are replaced",
+    )
     configured(sub)
 
     sub = add("train", _train, "train a router on reviewed trajectories; resumes where it stopped")
@@ -63,7 +69,13 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     sub.add_argument("--tokens", nargs=3, metavar=("EXECUTE", "ASK", "REFUSE"), help="the decision tokens")
     sub.add_argument("--prompt", type=Path, metavar="FILE", help="prompt template (YAML: system, user)")
     sub.add_argument("--style", choices=("first", "think"), help="decide at once, or after a block of thought")
-    sub.add_argument("--max-think", type=int, default=256, metavar="N", help="longest block, tokens (%(default)s)")
+    sub.add_argument(
+        "--max-think",
+        type=int,
+        default=256,
+        metavar="N",
+        help="longest block of thought, tokens; nearly all of the time goes there (%(default)s)",
+    )
     sub.add_argument("--max-tokens", type=int, default=6144, metavar="N", help="longest prompt, tokens (%(default)s)")
     sub.add_argument("--batch-tokens", type=int, default=16_384, metavar="N", help="tokens of a batch (%(default)s)")
     sub.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
@@ -81,7 +93,7 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     trajectories(sub)
     sub.add_argument("--model", type=Path, required=True, metavar="DIR", help="Hugging Face causal language model")
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the adapter")
-    configured(sub)
+    configured(sub, "jaxguard/training/lora.py")
 
 
 WITHOUT_LOGITS = 3

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 import jaxguard
 from jaxguard.baselines.text_routes import text_routes
 from jaxguard.config import Config
-from jaxguard.decision.routing import Routing
+from jaxguard.decision.routing import Routing, shares
 from jaxguard.decision.routing_fit import fit_routing
 from jaxguard.evaluation.routing import RoutingEvaluation, evaluate_routing
 from jaxguard.evaluation.routing_page import write_routing_report
@@ -60,7 +61,7 @@ GENERATED = "services"
 GRID = 400
 """Test trajectories of which each configuration of the grid is made: their texts are encoded anew."""
 
-_REPORT_FILES = ("report.html", "evaluation.json", "routing.json")
+_REPORT_FILES = ("report.html", "evaluation.json", "routes.csv", "routing.json")
 
 _Step = tuple[Trajectory, Review]
 
@@ -191,9 +192,9 @@ def evaluate_router(folder: Path, *, grid: bool = False) -> tuple[RoutingEvaluat
     masks = _held_out(run.config, test)
     result = _evaluated(routing, rows, router.source, run.config, rivals=rivals, unseen=masks, grid=styles)
     about = _about(run.part("train"), result, rivals)
-    page = _write(
-        folder / "report", result, about, f"{run.config.name}: test part", {**router.provenance, "part": "test"}
-    )
+    provenance = {**router.provenance, "part": "test"}
+    table = _routes_of(test, rows, routing)
+    page = _write(folder / "report", result, about, f"{run.config.name}: test part", provenance, table)
     return result, about, page
 
 
@@ -223,8 +224,9 @@ def evaluate_elsewhere(
     vectors = None if store is None else FeatureStore.open(store, router.encoder.fingerprint, router.encoder.dim)
     rows = _rows(router, trajectories, vectors)
     result = _evaluated(routing, rows, router.source, router.config)
-    about = f"Reviewed steps of {_named(trajectories)}, named apart from the router's own split."
-    return result, about, _write(out, result, about, "Another place", dict(router.provenance))
+    about = f"Reviewed steps of {_named(trajectories)}, of which none trained this router or chose its thresholds."
+    table = _routes_of(trajectories, rows, routing)
+    return result, about, _write(out, result, about, "Other trajectories", dict(router.provenance), table)
 
 
 def evaluate_cached(
@@ -244,6 +246,8 @@ def evaluate_cached(
         JaxguardError: a snapshot has no logits, a half has no reviews, or ``out`` holds other things.
     """
     _require_place(out)
+    if not store.is_dir():
+        raise RunError(f"--store: {store} is not there, expected the logit store that `jaxguard route logits` wrote")
     logits = FeatureStore.open(store)
     trajectories = {t.id: t for t in reviewed(load_trajectories(paths).values())}
     marked = [i for i, t in trajectories.items() if t.metadata.get("evaluation_only")]
@@ -272,10 +276,12 @@ def evaluate_cached(
 
     routing = _fit(rows("calibration", calibration), config.routing, source, {"logits": str(logits.fingerprint)})
     rivals = _rivals(_steps(calibration), _steps(test))
-    result = _evaluated(routing, rows("test", test), source, config, rivals=rivals, unseen=_held_out(config, test))
+    asked = rows("test", test)
+    result = _evaluated(routing, asked, source, config, rivals=rivals, unseen=_held_out(config, test))
     about = _about(calibration, result, rivals)
     made_of = {"logits": str(logits.fingerprint)}
-    page = _write(out, result, about, f"{logits.fingerprint.model}: cached logits", made_of, routing)
+    table = _routes_of(test, asked, routing)
+    page = _write(out, result, about, f"{logits.fingerprint.model}: cached logits", made_of, table, routing)
     return result, about, page
 
 
@@ -359,8 +365,25 @@ def _table(steps: Sequence[_Step], logits: np.ndarray) -> RoutedRows:
         sides=[
             ("mem" if t.metadata.get("memory") else "base") if t.metadata.get("flip_pair") else "" for t, _ in steps
         ],
-        groups=[t.group for t, _ in steps],
+        groups=[t.group or t.id for t, _ in steps],
     )
+
+
+def _routes_of(trajectories: Sequence[Trajectory], rows: RoutedRows, routing: Routing) -> str:
+    """CSV with a line for each reviewed step: what it is, what its review says, and where it goes."""
+    found, steps = shares(rows.logits), _steps(trajectories)
+    routes = routing.route(rows.logits, rows.services)
+    table = {
+        "trajectory_id": [t.id for t, _ in steps],
+        "step": [review.step for _, review in steps],
+        "tool": [t.steps[review.step].tool for t, review in steps],
+        "service": rows.services,
+        "review": [Route(int(label)).name for label in rows.labels],
+        "route": [Route(int(route)).name for route in routes],
+        "execute_share": found.q,
+        "tau": routing.taus_for(rows.services),
+    }
+    return pd.DataFrame(table).to_csv(index=False)
 
 
 def _service(trajectory: Trajectory) -> str:
@@ -452,15 +475,17 @@ def _write(
     about: str,
     title: str,
     provenance: Mapping[str, Any],
+    table: str,
     routing: Routing | None = None,
 ) -> Path:
-    """Writes page and figures, with the thresholds where they are nowhere else; all of them or none."""
+    """Writes page, figures and routes, with the thresholds where they are nowhere else; all of them or none."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {name: str(value) for name, value in {**provenance, "jaxguard": jaxguard.__version__}.items()}
-    files = [folder / name for name in (_REPORT_FILES if routing is not None else _REPORT_FILES[:2])]
-    with replacing(*files) as (page, figures, *thresholds):
+    files = [folder / name for name in (_REPORT_FILES if routing is not None else _REPORT_FILES[:3])]
+    with replacing(*files) as (page, figures, routes, *thresholds):
         write_routing_report(page, result, about=about, title=title, facts=facts)
         figures.write_text(result.to_json(), encoding="utf-8")
+        routes.write_text(table, encoding="utf-8", errors="replace")
         for place in thresholds:
             assert routing is not None
             place.write_text(routing.to_json(), encoding="utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from small_run import DIM, HashEncoder, Outcome, at_toy_size, command, done, hash_encoder, no_file_beyond, refused
 
@@ -89,7 +90,7 @@ def test_a_run_folder_holds_everything(made: Made) -> None:
     assert sorted(p.name for p in made.run.iterdir()) == [
         "config.yaml", "report", "route", "router", "splits.json", "stage1"
     ]  # fmt: skip
-    assert sorted(p.name for p in (made.run / "report").iterdir()) == ["evaluation.json", "report.html"]
+    assert sorted(p.name for p in (made.run / "report").iterdir()) == ["evaluation.json", "report.html", "routes.csv"]
     router = Router.load(made.run / "router", HashEncoder())
     trajectories = load_trajectories([str(made.data)])
     assert len(trajectories) == 200
@@ -138,7 +139,7 @@ def test_the_grid_and_another_place(made: Made, tmp_path: Path, copy: Path) -> N
     for bundle in (made.run, made.run / "router"):
         out = tmp_path / f"out-{bundle.name}"
         said = done("route", "evaluate", bundle, "--trajectories", other, "--out", out).out
-        assert "named apart from the router's own split" in said
+        assert "of which none trained this router or chose its thresholds" in said
         assert (out / "report.html").exists()
     message = refused("route", "evaluate", made.run, "--trajectories", made.data, "--out", tmp_path / "x")
     assert "of them trained this router or chose its thresholds" in message
@@ -181,10 +182,10 @@ def test_cached_logits_that_lack_some_are_refused_or_counted(made: Made, tmp_pat
     counts = json.loads((tmp_path / "out" / "evaluation.json").read_text())["sections"][0]["counts"]
     assert 0 < counts["unscored"] < counts["rows"]
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
-    assert before.keys() == {"evaluation.json", "report.html", "routing.json"}
+    assert before.keys() == {"evaluation.json", "report.html", "routes.csv", "routing.json"}
     with no_file_beyond(5_000):  # thresholds fit, figures and page do not
         message = refused(*arguments, "data.split.seed=5", "--out", tmp_path / "out", "--partial")
-    assert "report.html, evaluation.json, routing.json cannot be written (File too large)" in message
+    assert "report.html, evaluation.json, routes.csv, routing.json cannot be written (File too large)" in message
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
 
 
@@ -229,6 +230,29 @@ def test_evaluation_only_chooses_no_tau(made: Made, tmp_path: Path) -> None:
     free = len(trajectories) - len({*marked, *(i for i, t in trajectories.items() if t.metadata["service"] == "mail")})
     assert routing["provenance"]["rows"] <= free  # half of those, one review each
     assert sum(s["counts"]["rows"] for s in sections if s["kind"] in ("all", "unseen")) >= len(marked)
+
+
+def test_traces_of_ones_own_without_a_group_are_resampled_whole_and_every_route_is_told(
+    made: Made, tmp_path: Path
+) -> None:
+    steps = tuple(Step("read_file", {"path": f"notes-{t}.txt"}, f"{t}") for t in range(5))
+    reviews = [{"step": t, "route": ("EXECUTE", "ASK")[t % 2]} for t in range(5)]
+    own = [Trajectory(f"own,{i}", "Read my notes.", steps, metadata={"reviews": reviews}) for i in range(3)]
+    write_trajectories(own, tmp_path / "own.jsonl")
+    done("route", "evaluate", made.run, "--trajectories", tmp_path / "own.jsonl", "--out", tmp_path / "out")
+    counts = json.loads((tmp_path / "out" / "evaluation.json").read_text())["sections"][0]["counts"]
+    assert (counts["rows"], counts["groups"]) == (15, 3)
+    told = pd.read_csv(tmp_path / "out" / "routes.csv", keep_default_na=False)
+    assert told[["trajectory_id", "step", "tool", "service"]].values.tolist() == [
+        [run.id, t, "read_file", ""] for run in own for t in range(5)
+    ]
+    assert told.review.tolist() == ["EXECUTE", "ASK", "EXECUTE", "ASK", "EXECUTE"] * 3
+    router = Router.load(made.run / "router", HashEncoder())
+    assert router.routing is not None
+    for position, _, logits in router.logits(own):
+        mine = told[told.trajectory_id == own[position].id]
+        assert mine.route.tolist() == [Route(int(r)).name for r in router.routing.route(logits[:, :3], [""] * 5)]
+        np.testing.assert_allclose(mine.tau, router.routing.tau_for())
 
 
 def test_a_service_that_is_no_text_is_named(made: Made, tmp_path: Path) -> None:

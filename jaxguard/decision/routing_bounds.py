@@ -116,14 +116,14 @@ def certified_tau(logits: ArrayLike, labels: ArrayLike, *, limit: float = 0.05, 
     edges = boundary(found, check_labels(labels, len(found)))
     if edges.asks < needed:
         raise CannotCertify(
-            f"certified tau: got {edges.asks} ASK rows, expected at least {needed} for UAR <= {limit:g} with "
+            f"got {edges.asks} ASK rows, expected at least {needed} for UAR <= {limit:g} with "
             f"confidence {1 - delta:g}, even if none of them executes"
         )
     allowed = _allowed(edges.asks, limit, delta)
     passed = np.flatnonzero(edges.under <= allowed)
     if not len(passed):
         raise CannotCertify(
-            f"certified tau: {edges.under.min()} of {edges.asks} ASK rows execute at every tau, expected at most "
+            f"{edges.under.min()} of {edges.asks} ASK rows execute at every tau, expected at most "
             f"{allowed} for UAR <= {limit:g} with confidence {1 - delta:g}"
         )
     first = int(passed[0])

@@ -176,6 +176,11 @@ class RoutingEvaluation:
         return json.dumps(finite, indent=2, allow_nan=False)
 
 
+def _of_these(services: Sequence[str], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of services that some row is of."""
+    return {name: value for name, value in told.items() if name in set(services)}
+
+
 def evaluate_routing(
     rows: RoutedRows,
     routing: Routing,
@@ -237,8 +242,8 @@ def evaluate_routing(
         sections=tuple(_section(kind, name, rows, routes, at, settings) for kind, name, at in subsets),
         points=tuple(_point(main, routing, name, delta) for name in routing.taus),
         impossible=dict(routing.impossible),
-        own_taus=dict(routing.services.get(routing.active, {})),
-        fell_back=dict(routing.fell_back.get(routing.active, {})),
+        own_taus=_of_these(rows.services, routing.services.get(routing.active, {})),
+        fell_back=_of_these(rows.services, routing.fell_back.get(routing.active, {})),
         pairs=paired,
         incomplete_pairs=incomplete,
         unflipped_pairs=unflipped,

@@ -16,7 +16,7 @@ from jaxguard.evaluation.pages import Section, write_page
 from jaxguard.evaluation.routing import GRID_METRICS, ROUTER, Figures, PairSection, RoutingEvaluation, RoutingSection
 from jaxguard.evaluation.routing_rows import METRICS
 from jaxguard.evaluation.table import WIDTH
-from jaxguard.evaluation.wording import clip, number, span, visible
+from jaxguard.evaluation.wording import clip, number, span, told_apart, visible
 from jaxguard.traces.snapshots import TRIGGER_NAMES
 from jaxguard.types import Route
 
@@ -146,7 +146,7 @@ def _point_rows(e: RoutingEvaluation) -> list[tuple[str, list[str]]]:
         (
             point.name,
             [
-                number(point.tau),
+                told_apart(point.tau, [p.tau for p in e.points]),
                 *(
                     _plain({"rr_lower": point.rr_lower, "uar_upper": point.uar_upper}.get(key, point.values.get(key)))
                     for key in list(_POINT)[1:]
@@ -188,7 +188,7 @@ def _notes(e: RoutingEvaluation) -> list[str]:
         ),
     ]
     if e.own_taus:
-        own = ", ".join(f"{visible(name)} {number(tau)}" for name, tau in e.own_taus.items())
+        own = ", ".join(f"{visible(name)} {told_apart(tau, e.own_taus.values())}" for name, tau in e.own_taus.items())
         notes.append(f"Services with a tau of their own at {e.active}: {own}.")
     notes += [f"{visible(name)} uses the tau of all services: {visible(why)}." for name, why in e.fell_back.items()]
     if e.incomplete_pairs or e.unflipped_pairs:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxguard.evaluation.lines import name_lines
 from jaxguard.evaluation.routing import Frontier, Matrix, PointResult, Reliability
 from jaxguard.evaluation.svg import COLORS, Box, Canvas, Label, Labels, Plot, plot, ticks
-from jaxguard.evaluation.wording import clip, number
+from jaxguard.evaluation.wording import clip, number, told_apart
 from jaxguard.types import Route
 
 SIZE = (540.0, 420.0)
@@ -44,13 +44,13 @@ def pareto(
             c.shape([(x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y)], COLORS["muted"], f"{name}: {_told(oar, uar)}")
             labels.mark(x, y, 6)
             wanted.append(Label(x, y, clip(name, 32), reach=200))
-    ours = []
+    ours, taus = [], [point.tau for point in points]
     for point in points:
         at = point.place
         if at is not None and max(at) <= top:
             x, y = area.x(at[0]), area.y(at[1])
             labels.mark(x, y, 6)
-            ours.append(Label(x, y, f"{point.name}, τ {number(point.tau, digits=2)}", gap=11, reach=120, bold=True))
+            ours.append(Label(x, y, f"{point.name}, τ {told_apart(point.tau, taus, 2)}", gap=11, reach=120, bold=True))
             c.shape(_star(x, y, 8), COLORS["unsafe"], f"{point.name}: {_told(*at)}")
     labels.beside([*ours, *wanted])
     return c.render()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxguard.evaluation.bootstrap import Interval
@@ -20,6 +20,13 @@ def number(value: float, metric: str = "", *, digits: int | None = None) -> str:
     places = digits if digits is not None else (2 if metric in STEP_METRICS else 3)
     text = f"{value:.{places}f}"
     return text.replace("-", "−") if float(text) else f"{0:.{places}f}"
+
+
+def told_apart(value: float, among: Iterable[float], digits: int = 3) -> str:
+    """One of several shares, with as many digits as tell them apart, from each other and from 0 and 1."""
+    shares = {0.0, 1.0, *among}
+    enough = (d for d in range(digits, 9) if len({number(share, digits=d) for share in shares}) == len(shares))
+    return number(value, digits=next(enough, 9))
 
 
 def risk(value: float) -> str:

@@ -101,8 +101,9 @@ class FeatureStore:
         store = cls(Path(path))
         if fingerprint is not None and fingerprint != store.fingerprint:
             raise FeatureStoreError(
-                f"feature store {path}: holds vectors of {store.fingerprint}, expected those of {fingerprint} "
-                f"(differing fields, found != expected: {store.fingerprint.differences(fingerprint)})"
+                f"feature store {path}: holds {len(store):,} vectors of {store.fingerprint}, expected those of "
+                f"{fingerprint} (differing fields, found != expected: {store.fingerprint.differences(fingerprint)}); "
+                "name another folder, or the settings that it was made with"
             )
         if dim is not None and dim != store.dim:
             raise FeatureStoreError(

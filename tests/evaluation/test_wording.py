@@ -7,7 +7,7 @@ import math
 import pytest
 
 from jaxguard.evaluation.bootstrap import Interval
-from jaxguard.evaluation.wording import arguments, clip, number, risk, span, visible, visible_lines
+from jaxguard.evaluation.wording import arguments, clip, number, risk, span, told_apart, visible, visible_lines
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,11 @@ def test_arguments() -> None:
 
 def test_lines_are_kept_and_nothing_else_that_moves_a_cursor() -> None:
     assert visible_lines("a\r\nb\n\tc\x1b[2J\u202ed\re\u2028f") == "a\nb\n c\ufffd[2J\ufffdd e f"
+
+
+def test_shares_that_three_digits_do_not_tell_apart_get_more() -> None:
+    assert [told_apart(t, [0.25, 0.5]) for t in (0.25, 0.5)] == ["0.250", "0.500"]
+    close = [0.49991, 0.50003, 0.99996]
+    assert [told_apart(t, close) for t in close] == ["0.49991", "0.50003", "0.99996"]
+    assert told_apart(0.42, [0.42], 2) == "0.42"
+    assert told_apart(1.0, [1.0]) == "1.000"
