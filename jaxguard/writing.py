@@ -33,8 +33,9 @@ def replacing(*files: Path) -> Iterator[tuple[Path, ...]]:
                 place.unlink(missing_ok=True)
     except (OSError, WritingError) as error:
         cause = error.__cause__ if isinstance(error, WritingError) else error  # a place may be written whole, too
-        # Writing to an open file names none; what names another is of something else that the block did.
-        if isinstance(error, OSError) and error.filename is not None and Path(error.filename) not in places:
+        # Writing to an open file names none. What names another, or has no number, is of something else in the block.
+        elsewhere = isinstance(error, OSError) and error.filename is not None and Path(error.filename) not in places
+        if elsewhere or getattr(cause, "errno", None) is None:
             raise
         names = ", ".join(file.name for file in files)
         told = getattr(cause, "strerror", None) or cause

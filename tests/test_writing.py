@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_what_the_block_fails_to_read_is_no_fault_of_writing(tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "a") as (place,):
         place.write_text((tmp_path / "absent").read_text())
     assert caught.value.errno == errno.ENOENT
+
+
+def test_a_damaged_input_is_no_fault_of_writing(tmp_path: Path) -> None:
+    (tmp_path / "in.gz").write_bytes(b"no gzip")
+    with pytest.raises(gzip.BadGzipFile), replacing(tmp_path / "a") as (place,):
+        place.write_bytes(gzip.open(tmp_path / "in.gz").read())
 
 
 def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
