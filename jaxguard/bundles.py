@@ -110,7 +110,9 @@ class Kind:
         except FileNotFoundError:
             inner = folder / self.name
             run = f"; that is a run, its bundle is {inner}" if (inner / self.file).exists() else ""
-            left = [made for made in _left_by(folder) if (made / self.file).exists()]
+            # Of a process that was killed between two renames; eight letters are tempfile's.
+            scratch = [] if folder.exists() else folder.parent.glob(f".{glob.escape(folder.name)}-????????")
+            left = sorted(path / "made" for path in scratch if (path / "made" / self.file).exists())
             kept = f"; one whose writing was interrupted lies in {left[0]}, move it to {folder}" if left else ""
             raise self.error(f"no {self.file} there, expected a bundle that jaxguard wrote{run}{kept}") from None
         except (OSError, ValueError, RecursionError) as error:
@@ -177,12 +179,6 @@ def _digest(content: bytes) -> str:
 def reason(error: Exception) -> str:
     """An exception in one line; of our own and the system's the message says enough."""
     return str(error) if isinstance(error, OSError | JaxguardError) else f"{type(error).__name__}: {error}"
-
-
-def _left_by(target: Path) -> list[Path]:
-    """What a process that was killed between two renames has left of a folder: the old one, then the new one."""
-    found = [parts for parts in target.parent.glob(f".{glob.escape(target.name)}-*") if not target.exists()]
-    return [parts / name for parts in sorted(found) for name in ("replaced", "made")]
 
 
 @contextlib.contextmanager

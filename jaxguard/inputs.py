@@ -25,7 +25,7 @@ from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.splits import load_splits, make_splits, save_splits, transfer_splits
 from jaxguard.training.episodes import Episodes, make_episodes
 from jaxguard.types import JaxguardError, Trajectory
-from jaxguard.writing import replacing
+from jaxguard.writing import write_whole
 
 PARTS = ("train", "validation", "calibration", "test")
 UNSEEN = "unseen"
@@ -181,8 +181,7 @@ def establish(run: Run[Any]) -> None:
     file, split = run.folder / SPLITS_FILE, run.config.data.split
     if not file.exists():
         if split.file:  # copied: the run must not depend on a file elsewhere
-            with replacing(file) as (place,):
-                shutil.copyfile(split.file, place)
+            write_whole(file, Path(split.file).read_text(encoding="utf-8"))
         else:
             save_splits(
                 file, run.splits, seed=split.seed, group_by=_group_by(run.config), join_actions=split.join_actions

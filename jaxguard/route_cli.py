@@ -24,8 +24,10 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     def add(name: str, function: Callable[[argparse.Namespace], int | None], about: str) -> argparse.ArgumentParser:
         return command(name, function, about, among=routes)
 
-    def configured(sub: argparse.ArgumentParser, listed: str = "jaxguard/route_config.py") -> None:
-        sub.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings (see configs/route*.yaml)")
+    def configured(
+        sub: argparse.ArgumentParser, listed: str = "jaxguard/route_config.py", like: str = "configs/route.yaml"
+    ) -> None:
+        sub.add_argument("--config", type=Path, metavar="FILE", help=f"YAML file of settings (see {like})")
         sub.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES.format(listed))
 
     def trajectories(sub: argparse.ArgumentParser, required: bool = True) -> None:
@@ -93,7 +95,7 @@ def add_commands(commands: Any, command: Callable[..., argparse.ArgumentParser])
     trajectories(sub)
     sub.add_argument("--model", type=Path, required=True, metavar="DIR", help="Hugging Face causal language model")
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the adapter")
-    configured(sub, "jaxguard/training/lora.py")
+    configured(sub, "jaxguard/training/lora.py", "configs/route_lora.yaml")
 
 
 WITHOUT_LOGITS = 3

@@ -19,7 +19,7 @@ import pandas as pd
 import jaxguard
 from jaxguard.baselines.text_routes import text_routes
 from jaxguard.config import Config
-from jaxguard.decision.routing import Routing, shares
+from jaxguard.decision.routing import Routing
 from jaxguard.decision.routing_fit import fit_routing
 from jaxguard.evaluation.routing import RoutingEvaluation, evaluate_routing
 from jaxguard.evaluation.routing_page import write_routing_report
@@ -220,11 +220,17 @@ def evaluate_elsewhere(
     router = Router.load(bundle)
     routing = _thresholds(router)
     trajectories = list(reviewed(load_trajectories(paths).values()))
-    _require_others(bundle.parent / SPLITS_FILE, trajectories)
+    splits = bundle.parent / SPLITS_FILE
+    _require_others(splits, trajectories)
     vectors = None if store is None else FeatureStore.open(store, router.encoder.fingerprint, router.encoder.dim)
     rows = _rows(router, trajectories, vectors)
     result = _evaluated(routing, rows, router.source, router.config)
-    about = f"Reviewed steps of {_named(trajectories)}, of which none trained this router or chose its thresholds."
+    known = (
+        "none of them trained this router or chose its thresholds"
+        if splits.exists()
+        else "whether some of them trained this router is not known"
+    )
+    about = f"Reviewed steps of {_named(trajectories)}; {known}."
     table = _routes_of(trajectories, rows, routing)
     return result, about, _write(out, result, about, "Other trajectories", dict(router.provenance), table)
 
@@ -365,23 +371,22 @@ def _table(steps: Sequence[_Step], logits: np.ndarray) -> RoutedRows:
         sides=[
             ("mem" if t.metadata.get("memory") else "base") if t.metadata.get("flip_pair") else "" for t, _ in steps
         ],
-        groups=[t.group or t.id for t, _ in steps],
+        groups=[t.group or f"\0{t.id}" for t, _ in steps],  # as in a guard's evaluation
     )
 
 
 def _routes_of(trajectories: Sequence[Trajectory], rows: RoutedRows, routing: Routing) -> str:
-    """CSV with a line for each reviewed step: what it is, what its review says, and where it goes."""
-    found, steps = shares(rows.logits), _steps(trajectories)
-    routes = routing.route(rows.logits, rows.services)
+    """CSV with a line for each reviewed step: what it is, what its review says, and where logits and tau send it."""
+    taus, steps = routing.taus_for(rows.services), _steps(trajectories)
     table = {
         "trajectory_id": [t.id for t, _ in steps],
         "step": [review.step for _, review in steps],
         "tool": [t.steps[review.step].tool for t, review in steps],
         "service": rows.services,
         "review": [Route(int(label)).name for label in rows.labels],
-        "route": [Route(int(route)).name for route in routes],
-        "execute_share": found.q,
-        "tau": routing.taus_for(rows.services),
+        "route": [Route(int(route)).name for route in rows.shares.routes(taus)],
+        "execute_share": rows.shares.q,
+        "tau": taus,
     }
     return pd.DataFrame(table).to_csv(index=False)
 
@@ -461,8 +466,8 @@ def _require_place(out: Path) -> None:
     """Refuses a folder that holds anything but such a report, or the report of a run, before work is done."""
     if out.exists() and not out.is_dir():
         raise RunError(f"--out: {out} is a file, expected a folder")
-    own_files = {*_REPORT_FILES, *(f"{name}.partial" for name in _REPORT_FILES)}
-    other = sorted({path.name for path in out.iterdir()} - own_files) if out.exists() else []
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    other = sorted(name for name in names if name.split(".partial")[0] not in _REPORT_FILES)
     own = out.resolve().name == "report" and (out.resolve().parent / "config.yaml").exists()
     if other or own:
         what = f"holds {other[0]!r}, which is no part of a report" if other else "is where a run has its own report"
@@ -481,12 +486,11 @@ def _write(
     """Writes page, figures and routes, with the thresholds where they are nowhere else; all of them or none."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {name: str(value) for name, value in {**provenance, "jaxguard": jaxguard.__version__}.items()}
-    files = [folder / name for name in (_REPORT_FILES if routing is not None else _REPORT_FILES[:3])]
-    with replacing(*files) as (page, figures, routes, *thresholds):
+    texts = {"evaluation.json": result.to_json(), "routes.csv": table}
+    if routing is not None:
+        texts["routing.json"] = routing.to_json()
+    with replacing(folder / "report.html", *(folder / name for name in texts)) as (page, *places):
         write_routing_report(page, result, about=about, title=title, facts=facts)
-        figures.write_text(result.to_json(), encoding="utf-8")
-        routes.write_text(table, encoding="utf-8", errors="replace")
-        for place in thresholds:
-            assert routing is not None
-            place.write_text(routing.to_json(), encoding="utf-8")
-    return files[0]
+        for place, text in zip(places, texts.values(), strict=True):
+            place.write_text(text, encoding="utf-8", errors="replace")
+    return folder / "report.html"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +17,9 @@ class WritingError(JaxguardError):
 
 @contextlib.contextmanager
 def replacing(*files: Path) -> Iterator[tuple[Path, ...]]:
-    """Places beside ``files`` to write to; what was written takes theirs together when the block ends well.
+    """Places beside ``files`` to write, which take those of the files, one after another, when the block ends well.
 
-    Otherwise they stay as they were.
+    Otherwise all stay as they were: what can fail, the writing, is done before the first is replaced.
 
     Raises:
         WritingError: The system refused to write them (a full disk, say).
@@ -26,6 +28,9 @@ def replacing(*files: Path) -> Iterator[tuple[Path, ...]]:
     try:
         try:
             yield places
+            for file in files:
+                if file.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             for place, file in zip(places, files, strict=True):
                 place.replace(file)
         finally:

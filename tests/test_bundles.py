@@ -55,18 +55,20 @@ def test_saving_replaces_a_router_and_no_guard(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_writer_left_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "router"
-    routed_router().save(path)
+    path = tmp_path / "here" / "router"
+    bare_router().save(path)
+    other = path.with_name(".router-v2-abcdefgh") / "made"  # of another bundle
+    routed_router().save(other)
     rename = Path.rename
 
     def killed(self: Path, target: Path) -> Path:
         if self.name == "made":
-            shutil.copytree(tmp_path, tmp_path.with_name("killed"))  # what the disk holds at that moment
+            shutil.copytree(path.parent, tmp_path / "killed")  # what the disk holds at that moment
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", killed)
-    bare_router().save(path)
-    found = tmp_path.with_name("killed") / "router"
+    routed_router().save(path)
+    found = tmp_path / "killed" / "router"
     with pytest.raises(RouterError, match="one whose writing was interrupted lies in") as caught:
         Router.load(found, FakeEncoder())
     kept = Path(str(caught.value).split("lies in ")[1].split(",")[0])

@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from small_run import DIM, HashEncoder, Outcome, at_toy_size, command, done, hash_encoder, no_file_beyond, refused
+from small_run import (
+    DIM,
+    HashEncoder,
+    Outcome,
+    at_toy_size,
+    command,
+    done,
+    hash_encoder,
+    lines,
+    no_file_beyond,
+    refused,
+)
 
 from jaxguard.evaluation.routing import ROUTER
 from jaxguard.features.decision_logits import reviewed_snapshots
@@ -139,7 +150,7 @@ def test_the_grid_and_another_place(made: Made, tmp_path: Path, copy: Path) -> N
     for bundle in (made.run, made.run / "router"):
         out = tmp_path / f"out-{bundle.name}"
         said = done("route", "evaluate", bundle, "--trajectories", other, "--out", out).out
-        assert "of which none trained this router or chose its thresholds" in said
+        assert "none of them trained this router or chose its thresholds" in said
         assert (out / "report.html").exists()
     message = refused("route", "evaluate", made.run, "--trajectories", made.data, "--out", tmp_path / "x")
     assert "of them trained this router or chose its thresholds" in message
@@ -242,6 +253,10 @@ def test_traces_of_ones_own_without_a_group_are_resampled_whole_and_every_route_
     done("route", "evaluate", made.run, "--trajectories", tmp_path / "own.jsonl", "--out", tmp_path / "out")
     counts = json.loads((tmp_path / "out" / "evaluation.json").read_text())["sections"][0]["counts"]
     assert (counts["rows"], counts["groups"]) == (15, 3)
+    shutil.copytree(made.run / "router", tmp_path / "moved")
+    arguments = ("--trajectories", tmp_path / "own.jsonl", "--out", tmp_path / "out")
+    said = done("route", "evaluate", tmp_path / "moved", *arguments).out
+    assert "whether some of them trained this router is not known" in " ".join(said.split())
     told = pd.read_csv(tmp_path / "out" / "routes.csv", keep_default_na=False)
     assert told[["trajectory_id", "step", "tool", "service"]].values.tolist() == [
         [run.id, t, "read_file", ""] for run in own for t in range(5)
@@ -253,6 +268,18 @@ def test_traces_of_ones_own_without_a_group_are_resampled_whole_and_every_route_
         mine = told[told.trajectory_id == own[position].id]
         assert mine.route.tolist() == [Route(int(r)).name for r in router.routing.route(logits[:, :3], [""] * 5)]
         np.testing.assert_allclose(mine.tau, router.routing.tau_for())
+
+
+def test_a_killed_report_is_no_obstacle(made: Made, tmp_path: Path) -> None:
+    for name in ("report.html.partial", "report.html.partial.partial", "routes.csv.partial"):
+        lines(tmp_path / "out" / name, "half")
+    arguments = ("--trajectories", tmp_path / "own.jsonl", "--out", tmp_path / "out")
+    reviews = [{"step": 0, "route": "ASK"}]
+    own = Trajectory("own", "Read.", (Step("read_file", {"path": "a.txt"}, "0"),), metadata={"reviews": reviews})
+    write_trajectories([own], tmp_path / "own.jsonl")
+    done("route", "evaluate", made.run, *arguments)
+    lines(tmp_path / "out" / "report.html.old", "mine")
+    assert "holds 'report.html.old'" in refused("route", "evaluate", made.run, *arguments)
 
 
 def test_a_service_that_is_no_text_is_named(made: Made, tmp_path: Path) -> None:

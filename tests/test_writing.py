@@ -61,6 +61,14 @@ def test_a_damaged_input_is_no_fault_of_writing(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    with pytest.raises(WritingError, match="a cannot be written"):
-        write_whole(tmp_path / "a", "text")
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "b").mkdir()
+
+    def write() -> None:
+        with replacing(tmp_path / "a", tmp_path / "b") as places:
+            for place in places:
+                place.write_text("new")
+
+    with pytest.raises(WritingError, match="a, b cannot be written"):
+        write()
+    assert (tmp_path / "a").read_text() == "old"

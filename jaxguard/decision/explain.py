@@ -84,7 +84,9 @@ def explain(
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, Sized) and not value)
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, Sized) and len(value) == 0)
 
 
 def _thing(arguments: Mapping[str, Any]) -> str:

@@ -155,7 +155,7 @@ def fit_fusion(
     level = [point for point in tried if point[0] >= best - tolerance]
     if warned.any():
         timeliest = max(timely for _, timely, _ in level)
-        level = [point for point in level if point[1] >= timeliest - min(tolerance, _TIE)]
+        level = [point for point in level if point[1] >= timeliest - _TIE]
     value, timely, params = min(level, key=lambda p: (_distance(p[2], default), -p[0], _order(p[2])))
     found = timely if warned.any() else None
     return FusionFit(params, value, default_value, best, True, n_safe, n_unsafe, len(tried), found)

@@ -182,31 +182,23 @@ class Leads:
         Raises:
             ResultsError: A file is missing or damaged.
         """
-        groups_with: dict[bytes, list[bytes]] = {}  # of each sequence of tools, a group for each that comes first
-        counted_with: dict[bytes, bytes] = {}
+        alike: Counter[bytes] = Counter()  # by sequence of tools: how many of those come first
         placed: Counter[bytes] = Counter()
         varied, others = [], []
         for own in sorted((own for group in self._groups.values() for own in group.best), key=_rank):
-            alike = groups_with.setdefault(own.tools.digest(), [])
-            untold = own.group == own.tools.digest() and own.group not in placed and len(alike) >= EACH
-            if untold:
-                counted_with[own.group] = alike[0]  # no text tells it from those
+            tools = own.tools.digest()
+            untold = own.group == tools and own.group not in placed and alike[tools] >= EACH  # no text tells it apart
             if untold or placed[own.group] >= EACH:
                 others.append(own)
             else:
                 varied.append(own)
                 placed[own.group] += 1
-                alike.append(own.group)
+                alike[tools] += 1
         alerts = [own for part in (varied, others) for own in part if own.alert]
         shown = sorted([*alerts, *(own for own in varied if not own.alert)][:SHOWN], key=_rank)
-        more: Counter[bytes] = Counter()
-        for name, group in self._groups.items():
-            more[counted_with.get(name, name)] += group.count
-        more.subtract(counted_with.get(own.group, own.group) for own in shown)
-        return [
-            replace(_lead(results, own), more=max(0, more.pop(counted_with.get(own.group, own.group), 0)))
-            for own in shown
-        ]
+        more = Counter({name: group.count for name, group in self._groups.items()})
+        more.subtract(own.group for own in shown)
+        return [replace(_lead(results, own), more=more.pop(own.group, 0)) for own in shown]
 
 
 def _rank(own: Finalist) -> tuple[float, float, int]:

@@ -178,7 +178,7 @@ class RoutingEvaluation:
 
 def _of_these(services: Sequence[str], told: Mapping[str, Any]) -> dict[str, Any]:
     """What is told of services that some row is of."""
-    return {name: value for name, value in told.items() if name in set(services)}
+    return {name: told[name] for name in told.keys() & set(services)}
 
 
 def evaluate_routing(
@@ -231,12 +231,12 @@ def evaluate_routing(
     settings = {"resamples": resamples, "seed": seed, "level": level}
     subsets: list[tuple[str, str, Bools]] = [("all", "", seen)]
     subsets += [("unseen", name, mask) for name, mask in masks.items()]
-    for kind in ("service", "trigger", "persona"):
-        column = rows.column(f"{kind}s")
-        subsets += [(kind, name, (column == name) & seen) for name in sorted(set(column[seen].tolist()) - {""})]
-    paired, incomplete, unflipped = _pairs(rows, seen, routes, settings)
     main = rows.select(seen)
-    enough = [name for name in sorted(set(main.services) - {""}) if _both(main.labels[main.column("services") == name])]
+    for kind in ("service", "trigger", "persona"):
+        names = sorted(set(getattr(main, f"{kind}s")) - {""})
+        subsets += [(kind, name, rows.of(f"{kind}s", name) & seen) for name in names]
+    paired, incomplete, unflipped = _pairs(rows, seen, routes, settings)
+    enough = [name for name in sorted(set(main.services) - {""}) if _both(main.labels[main.of("services", name)])]
     return RoutingEvaluation(
         active=routing.active,
         sections=tuple(_section(kind, name, rows, routes, at, settings) for kind, name, at in subsets),
@@ -341,7 +341,7 @@ def frontier(rows: RoutedRows, service: str = "", most: int = 600) -> Frontier:
     """
     from jaxguard.decision.routing_sweep import sweep  # the rest of evaluation needs no JAX
 
-    at = rows.column("services") == service if service else np.ones(len(rows), bool)
+    at = rows.of("services", service) if service else np.ones(len(rows), bool)
     logits, labels = rows.logits[at], rows.labels[at]
     if not _both(labels):
         raise EvaluationError(f"service {service!r}: got no EXECUTE or no ASK row, expected both for a frontier")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from jaxguard.decision.routing import Shares, check_labels, shares
 from jaxguard.evaluation.metrics import Bools, EvaluationError, Floats, Ints, ratio
@@ -95,9 +95,9 @@ class RoutedRows:
         """``[N]`` group of each row, or itself where it has none."""
         return tuple(group or f"\0{name}" for name, group in zip(self.ids, self.groups, strict=True))
 
-    def column(self, name: str) -> NDArray[np.object_]:
-        """``[N]`` texts of an attribute, for comparing."""
-        return np.array(getattr(self, name), dtype=object).reshape(len(self))
+    def of(self, name: str, value: str) -> Bools:
+        """``[N]`` rows whose attribute is ``value``; compared by Python, as NumPy drops a NUL at the end."""
+        return np.array([own == value for own in getattr(self, name)], bool)
 
     def select(self, rows: Bools) -> RoutedRows:
         """The rows of a mask ``[N]``."""

@@ -21,7 +21,6 @@ ROUTER_FILE = "router.json"
 """Beside an adapter: the prompt, tokens and style that it was trained with, and the hash of the model below it."""
 IDENTITY_FILE = "checkpoints/identity.json"
 """Within an adapter's folder: what its training was started with."""
-_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 class RouterModelError(JaxguardError):
@@ -104,8 +103,7 @@ def load_model(path: Path, adapter: Path | None = None, *, dtype: str = "float32
         widen(model, vocabulary_size(tokenizer))
         model = _with_adapter(model, adapter)
         hashes.append(hash_files([*adapter.glob("adapter_*.safetensors"), adapter / ADAPTER_FILE]))
-    said_of_it = [f for name in _TOKENIZER_FILES if (f := tokenizer_folder / name).is_file()]
-    hashes.append(hash_files([*tokenizer_files(tokenizer_folder), *said_of_it]))
+    hashes.append(hash_files([*tokenizer_files(tokenizer_folder), *tokenizer_folder.glob("chat_template.jinja")]))
     return LoadedModel(model, tokenizer, "-".join(hashes), device)
 
 

@@ -14,10 +14,8 @@ from typing import Any
 from jaxguard.features.texts import TEMPLATE_VERSION
 from jaxguard.types import JaxguardError
 
-_VOCABULARIES = (
-    *("vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"),
-    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-)
+_VOCABULARIES = ("vocab.*", "merges.txt", "added_tokens.json", "*.model")
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +102,10 @@ def hash_files(paths: Iterable[Path]) -> str:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """What decides how a folder's tokenizer cuts texts: ``tokenizer.json``, or without it the files it is made of."""
+    """What decides how a folder's tokenizer cuts texts: ``tokenizer.json`` or what it is made of, and its settings."""
     whole = folder / "tokenizer.json"
-    return [whole] if whole.is_file() else [f for name in _VOCABULARIES if (f := folder / name).is_file()]
+    names = ("tokenizer.json",) if whole.is_file() else _VOCABULARIES
+    return [file for name in (*names, *_SETTINGS) for file in sorted(folder.glob(name)) if file.is_file()]
 
 
 @functools.lru_cache(maxsize=256)

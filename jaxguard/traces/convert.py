@@ -164,10 +164,11 @@ def write_made(trajectories: Iterable[Trajectory], out_dir: Path) -> int:
         JaxguardError: ``out_dir`` holds something else than trajectories, or another process writes to it.
     """
     with _output_folder(out_dir):
-        # Counts and rejects of what is replaced would be wrong beside the new trajectories.
+        count = write_trajectories(trajectories, out_dir / TRAJECTORIES_FILE)
+        # Counts and rejects of what was replaced are wrong beside the new trajectories.
         for name in (MANIFEST_FILE, REJECTS_FILE):
             (out_dir / name).unlink(missing_ok=True)
-        return write_trajectories(trajectories, out_dir / TRAJECTORIES_FILE)
+        return count
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_missing_arguments_are_empty_ones_and_those_that_earlier_calls_had() -> 
     )
     assert missing_arguments(holes, earlier) == ("to", "file", "cc", "more", "until")
     assert missing_arguments(Step("send_file", {}, "c"), earlier) == ("file", "to", "until")
-    numbers = {"a": np.float64(1.5), "b": np.float64(0.0), "c": (), "d": set()}
+    numbers = {"a": np.float64(1.5), "b": np.float64(0.0), "c": (), "d": set(), "e": np.zeros(2)}
     assert missing_arguments(Step("send_file", numbers, "c"), []) == ("c", "d")
 
 

@@ -255,7 +255,7 @@ def test_a_template_of_many_shards_leaves_room_for_others(tmp_path: Path, monkey
     other = [{"fused": [0.61], "tools": ["drop"], "text": f"Alone {name}", "id": name} for name in "ab"]
     leads = read_archive(made(tmp_path / "a", *[template] * 9, [*template, *other])).leads
     assert [lead.id for lead in leads] == ["s0", "s1", "s2", "s3", "s4"] * 3 + ["s0", "s1", "s2", "s3", "a"]
-    assert [lead.more for lead in leads] == [10 * 9 - 19, *[0] * 19]
+    assert [lead.more for lead in leads] == [10 * 5 - 19, *[0] * 19]
 
 
 def test_only_the_riskiest_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

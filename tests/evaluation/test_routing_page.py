@@ -33,7 +33,7 @@ def found():
         routing,
         source="abc",
         rivals=rivals,
-        unseen={"mail": rows.column("services") == "mail"},
+        unseen={"mail": rows.of("services", "mail")},
         grid=grid,
         resamples=50,
     )

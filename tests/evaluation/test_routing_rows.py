@@ -49,7 +49,7 @@ def test_a_weighted_sample_is_the_sample_with_repeated_rows() -> None:
 
 def test_selected_rows_keep_their_columns() -> None:
     rows = make_rows(60)
-    at = rows.column("services") == "chat"
+    at = rows.of("services", "chat")
     own = rows.select(at)
     assert len(own) == at.sum() > 0
     assert own.ids == tuple(np.array(rows.ids)[at])
@@ -82,3 +82,10 @@ def test_rows_that_do_not_fit_are_named(change: dict, message: str) -> None:
     assert len(rows) == 12
     with pytest.raises((EvaluationError, RoutingError), match=message):
         replace(rows, **change)
+
+
+def test_services_that_differ_in_a_nul_alone_are_two() -> None:
+    rows = make_rows(60)
+    rows = replace(rows, services=["mail" if i % 3 else "mail\0" for i in range(len(rows))])
+    assert rows.of("services", "mail").tolist() == [i % 3 > 0 for i in range(len(rows))]
+    assert rows.of("services", "mail\0").tolist() == [i % 3 == 0 for i in range(len(rows))]

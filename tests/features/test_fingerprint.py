@@ -57,10 +57,12 @@ def test_hash_of_files_depends_on_contents_and_names_not_on_order(tmp_path: Path
 
 def test_a_tokenizer_is_its_one_file_or_the_files_that_it_is_made_of(tmp_path: Path) -> None:
     assert tokenizer_files(tmp_path) == []
-    for name in ("vocab.json", "merges.txt", "README.md"):
+    for name in ("vocab.json", "merges.txt", "spm.model", "README.md"):
         (tmp_path / name).write_text(name)
     before = hash_files(tokenizer_files(tmp_path))
     (tmp_path / "vocab.json").write_text("other")
     assert hash_files(tokenizer_files(tmp_path)) != before
     (tmp_path / "tokenizer.json").write_text("{}")
     assert tokenizer_files(tmp_path) == [tmp_path / "tokenizer.json"]
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert tokenizer_files(tmp_path) == [tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"]
