@@ -127,6 +127,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:
+    from jaxguard.evaluation.wording import told_apart
     from jaxguard.route_run import calibrate_router
 
     routing = calibrate_router(arguments.run, arguments.overrides).routing
@@ -135,7 +136,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         told = routing.provenance["points"][name]
         reached = ", ".join(f"{rate.upper()} {told[rate]:.3f}" for rate in ("oar", "uar") if told.get(rate) is not None)
         own = routing.services.get(name, {})
-        services = "; ".join(f"{service} {value:.3f}" for service, value in own.items())
+        services = "; ".join(f"{service} {told_apart(value, own.values())}" for service, value in own.items())
         active = ", in use" if name == routing.active else ""
         _say(f"{name}{active}: tau {tau:.4f}{f' ({reached})' if reached else ''}{f'; {services}' if services else ''}")
     for name, why in routing.impossible.items():

@@ -15,7 +15,7 @@ from guard_samples import FakeEncoder, bare_guard, calibrated_guard, fail, repla
 from route_samples import TRAJECTORIES, Both, all_logits, bare_router, both, fresh_router, routed_router
 
 from jaxguard.config import DataConfig
-from jaxguard.decision.explain import UNREAD
+from jaxguard.decision.explain import UNPARSED
 from jaxguard.decision.policy import Mode
 from jaxguard.decision.routing import shares
 from jaxguard.guard import Guard, GuardError
@@ -114,7 +114,7 @@ def test_arguments_that_cannot_be_parsed_execute_nothing(router: Router) -> None
         for raw in (whole[:-1], whole[:-1] + ",}", '{"x": 1, "x": 1}'):
             broken = session.check(step.observation, step.tool, raw, call_id=str(t))
             assert broken.route is not Route.EXECUTE
-            assert broken.reason.startswith(UNREAD)
+            assert broken.reason.startswith(UNPARSED)
             if broken.execute_share >= broken.tau and broken.route is Route.ASK:
                 executed += 1
                 assert broken.trigger == ""

@@ -302,13 +302,8 @@ def test_without_calibration_or_test_part(small_run: SmallRun, tmp_path: Path) -
 
 
 def test_groups_get_thresholds_of_their_own(small_run: SmallRun, tmp_path: Path) -> None:
-    changes = (
-        "decision.mondrian=domain",
-        "decision.alpha_hold=0.5",
-        "decision.max_lost=0",
-        "stage1.steps=0",
-        "stage2.steps=0",
-    )
+    decision = ("decision.mondrian=domain", "decision.alpha_hold=0.5", "decision.max_lost=0")
+    changes = (*decision, "stage1.steps=0", "stage2.steps=0")
     done(*small_run.train(tmp_path / "run", *changes))
     said = done("calibrate", tmp_path / "run").out
     guard, run = Guard.load(tmp_path / "run" / "guard"), open_run(tmp_path / "run")

@@ -28,7 +28,7 @@ REASONS: Mapping[str, str] = {
 }
 """What a trigger means for the person who is asked."""
 
-UNREAD = "Its arguments are no JSON object with each key once, so that what it will do is not known."
+UNPARSED = "Its arguments are no JSON object with each key once, so that what it will do is not known."
 """Said of a call whose arguments could not be parsed."""
 
 _QUESTIONS: Mapping[str, str] = {
@@ -70,7 +70,7 @@ def explain(
     """
     if route is Route.EXECUTE:
         return "", ""
-    said = [UNREAD if step.raw_arguments is not None else "", REASONS.get(trigger, "")]
+    said = [UNPARSED if step.raw_arguments is not None else "", REASONS.get(trigger, "")]
     said += [f'The trace says: "{_quote(evidence)}"'] if evidence else []
     said += [f'The memory says: "{_quote(note)}"'] if note else []
     reason = " ".join(filter(None, said)) or "Nothing was seen that settles this call."

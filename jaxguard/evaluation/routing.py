@@ -178,7 +178,8 @@ class RoutingEvaluation:
 
 def _of_these(services: Sequence[str], told: Mapping[str, Any]) -> dict[str, Any]:
     """What is told of services that some row is of."""
-    return {name: told[name] for name in told.keys() & set(services)}
+    known = set(services)
+    return {name: value for name, value in told.items() if name in known}
 
 
 def evaluate_routing(

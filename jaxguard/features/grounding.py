@@ -152,6 +152,7 @@ def _unparsed(raw: str) -> list[str]:
             continue
         if not _KEY_ENDS.match(raw, at):
             found.append(piece)
+            found += filter(None, [piece.partition(":")[2]])  # {file:plan}, or a clock or port, which is named as well
     return found
 
 

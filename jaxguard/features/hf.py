@@ -37,7 +37,7 @@ class HFEncoder:
     """A Hugging Face model as an encoder; see :class:`jaxguard.features.encoder.Encoder`.
 
     Attributes:
-        fingerprint: With the hash of all ``*.safetensors`` and ``tokenizer.json``.
+        fingerprint: With the hash of all ``*.safetensors`` and of the tokenizer's files.
         dim: The model's hidden size.
     """
 

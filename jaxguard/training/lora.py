@@ -231,17 +231,15 @@ def finetune(
         tokenizer.save_pretrained(str(out))
     except Exception as error:  # a full disk, as libraries in other languages tell of it
         raise FinetuneError(f"fine-tuning {out}: cannot be written ({type(error).__name__}: {error})") from error
-    _write_json(
-        out / ROUTER_FILE,
-        {
-            "prompt": dataclasses.asdict(prompt),
-            "tokens": list(settings.tokens),
-            "style": settings.style,
-            "base": identity["base"],
-            "settings": identity["settings"],
-            "report": dataclasses.asdict(report),
-        },
-    )
+    about = {
+        "prompt": dataclasses.asdict(prompt),
+        "tokens": list(settings.tokens),
+        "style": settings.style,
+        "base": identity["base"],
+        "settings": identity["settings"],
+        "report": dataclasses.asdict(report),
+    }
+    write_whole(out / ROUTER_FILE, json.dumps(about, indent=2))
     return report
 
 
@@ -280,7 +278,7 @@ def _claim(out: Path, identity: dict[str, Any]) -> FinetuneReport | None:
         if out.exists() and any(out.iterdir()):
             raise FinetuneError(f"fine-tuning {out}: the folder holds something else; use another folder")
         marker.parent.mkdir(parents=True, exist_ok=True)
-        _write_json(marker, identity)
+        write_whole(marker, json.dumps(identity, indent=2))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FinetuneError(f"fine-tuning {out}: {read} cannot be used ({error!r})") from error
     return None
@@ -381,7 +379,3 @@ def collate(records: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
         batch["attention_mask"][at, :length] = 1
         batch["labels"][at, :length] = record["labels"]
     return {name: torch.from_numpy(values) for name, values in batch.items()}
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(values, indent=2))

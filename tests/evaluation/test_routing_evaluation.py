@@ -201,3 +201,16 @@ def test_json_has_null_for_what_is_undefined(found) -> None:
 def test_what_does_not_fit_is_named(settings: dict, error, message: str) -> None:
     with pytest.raises(error, match=message):
         evaluate_routing(ROWS, ROUTING, **({"source": "abc", "resamples": 0} | settings))
+
+
+def test_taus_are_told_of_services_that_are_there_in_the_order_of_the_thresholds() -> None:
+    rows = make_rows(400)
+    routing = make_routing(rows)
+    names = [f"service {i}" for i in range(20)]
+    taus = {name: 0.1 + i / 100 for i, name in enumerate(names)}
+    routing = replace(routing, services={routing.active: taus}, fell_back={routing.active: {"absent": "too few"}})
+    present = names[3::2]
+    own = replace(rows, services=[present[i % len(present)] for i in range(len(rows))])
+    found = evaluate_routing(own, routing, source="abc", resamples=5)
+    assert list(found.own_taus.items()) == [(name, taus[name]) for name in present]
+    assert found.fell_back == {}

@@ -111,6 +111,7 @@ def test_very_short_and_very_long_values_name_nothing() -> None:
         ('{"say": "a \\"vase\\" of \\u00e9clair"', ('a "vase" of éclair',)),
         ('"never ended, plan', ("never", "ended", "plan")),
         ("yaml: plan", ("plan",)),
+        ("{file:plan.txt, at:10:30}", ("file:plan.txt", "plan.txt", "at:10:30", "10:30")),
         ("", ()),
     ],
 )
