@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jaxguard
 from jaxguard import arena_cli, audit_cli, experiment_cli, llm_cli, rivals_cli, route_cli
-from jaxguard.config import load_config
+from jaxguard.config import PRECISIONS, load_config
 from jaxguard.types import JaxguardError
 
 if TYPE_CHECKING:
@@ -185,6 +185,8 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     sub.add_argument("--store", type=Path, metavar="DIR", help="feature store to reuse (default: DIR/features)")
     sub.add_argument("--format", metavar="NAME", help=FORMAT)
+    text = "bfloat16 is faster with AMX or a GPU, and moves what lies at a threshold (default: %(default)s)"
+    sub.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0], help=text)
     text = "work in this process, or in many with Ray (default: %(default)s)"
     sub.add_argument("--engine", choices=("local", "ray"), default="local", help=text)
     sub.add_argument("--workers", type=int, metavar="N", help="actors of Ray (default: one per GPU, or per 4 CPUs)")
@@ -401,7 +403,7 @@ def _score(arguments: argparse.Namespace) -> int:
         raise JaxguardError("--workers, --ray-address: are for --engine ray")
     report = score_archive(
         arguments.archive,
-        Guard.load(arguments.guard),
+        Guard.load(arguments.guard, precision=arguments.precision),
         arguments.out,
         store=arguments.store,
         bundle=arguments.guard,

@@ -27,6 +27,9 @@ LARGEST_SIZE = 65_536
 LARGEST_WINDOW = 10_000
 LARGEST_RESAMPLES = 1_000_000
 
+PRECISIONS = ("float32", "bfloat16")
+"""Of the factors of products where texts are encoded or archives scored; sums are float32."""
+
 
 @dataclass(frozen=True)
 class SplitConfig:

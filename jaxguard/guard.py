@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxguard.bundles import WEIGHTS, Kind
-from jaxguard.config import Config
+from jaxguard.config import PRECISIONS, Config
 from jaxguard.decision.calibration import Calibration
 from jaxguard.decision.evidence import EvidenceState, advance
 from jaxguard.decision.policy import Mode, decide_step
@@ -129,6 +129,9 @@ class Guard:
         encoder: The frozen encoder.
         calibration: Thresholds; ``None`` before calibration (then there are risks but no decisions).
         provenance: Where weights and data came from; JSON-like.
+        precision: Of the factors of products when trajectories are scored (:meth:`score`), ``"float32"`` or
+            ``"bfloat16"``, which is faster on some hardware and decides otherwise where a risk is near a threshold.
+            Live sessions always compute in float32.
     """
 
     config: Config
@@ -136,8 +139,11 @@ class Guard:
     encoder: Encoder
     calibration: Calibration | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = PRECISIONS[0]
 
     def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise GuardError(f"precision: got {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
         if self.encoder.dim != self.config.model.embed_dim:
             raise GuardError(
                 f"model.embed_dim is {self.config.model.embed_dim}, but the encoder {self.encoder.fingerprint} "
@@ -152,7 +158,7 @@ class Guard:
     def scorer(self) -> Scorer:
         """The compiled scorer, made when first needed."""
         if self._scorer is None:
-            self._scorer = Scorer(self.config.model, self.params)
+            self._scorer = Scorer(self.config.model, self.params, precision=self.precision)
         return self._scorer
 
     def calibrated(self, calibration: Calibration) -> Guard:
@@ -246,12 +252,15 @@ class Guard:
         BUNDLE.write(Path(path), description, weights, thresholds)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], encoder: Encoder | None = None) -> Guard:
+    def load(
+        cls, path: str | os.PathLike[str], encoder: Encoder | None = None, precision: str = PRECISIONS[0]
+    ) -> Guard:
         """Reads a bundle.
 
         Args:
             path: Folder that :meth:`save` wrote.
             encoder: Used instead of making the one that the bundle names; must have its fingerprint.
+            precision: See :class:`Guard`; it is a choice of the caller and not part of the bundle.
 
         Raises:
             GuardError: no bundle there, another bundle version, damaged, or another encoder.
@@ -267,7 +276,7 @@ class Guard:
                     f"was made for another encoder than the one at hand ({expected.differences(encoder.fingerprint)})"
                 )
             params = BUNDLE.read_weights(folder, lambda arrays: unflatten(arrays, config.model))
-            guard = cls(config, params, encoder, provenance=description["provenance"])
+            guard = cls(config, params, encoder, provenance=description["provenance"], precision=precision)
             if guard.weights != description["weights"]:
                 raise GuardError(f"{WEIGHTS} and {BUNDLE.file} do not belong together")
             calibration = BUNDLE.read_thresholds(folder, description["calibration"], Calibration.from_json)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +16,8 @@ from jaxguard.guard import Guard
 from jaxguard.ranking import auroc
 from jaxguard.shipping import CARD
 from jaxguard.traces.drift import generate
+from jaxguard.traces.reading import ArchiveReader
+from jaxguard.types import Trajectory
 
 MEGABYTES = 8
 
@@ -41,3 +47,28 @@ def test_it_tells_drift_runs_apart_that_it_has_not_seen(guard: Guard) -> None:
     risks = np.array([s.fused.max() for s in scored])
     unsafe = np.array([run.unsafe for run in runs])
     assert auroc(risks, unsafe) >= 0.8
+
+
+def agreement(guard: Guard, runs: Iterable[Trajectory]) -> tuple[float, int]:
+    """Share of steps on which bfloat16 and float32 decide alike, and the number of steps with an alert."""
+    runs = list(runs)
+    one, other = (
+        np.concatenate([s.decision for s in dataclasses.replace(guard, precision=precision).score(runs)])
+        for precision in ("float32", "bfloat16")
+    )
+    return float((one == other).mean()), int((one > 0).sum())
+
+
+def test_bfloat16_decides_as_float32_does_on_drift(guard: Guard) -> None:
+    share, alerts = agreement(guard, generate(80, seed=12))
+    assert alerts >= 20
+    assert share >= 0.999
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["agentdyn/gpt-4o-2024-08-06.jsonl.gz", "stepshield/test.jsonl.gz"])
+def test_bfloat16_decides_as_float32_does_on_real_steps(guard: Guard, data_dir: Path, name: str) -> None:
+    runs = (run for outcome in ArchiveReader().read_local(data_dir / name) for run in outcome.trajectories)
+    share, alerts = agreement(guard, itertools.islice(runs, 300))
+    assert alerts >= 5
+    assert share >= 0.999

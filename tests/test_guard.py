@@ -129,6 +129,8 @@ def test_what_does_not_belong_together_is_refused(bare: Guard, params: Params) -
     wide = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, embed_dim=9))
     with pytest.raises(GuardError, match=r"model\.embed_dim is 9, but the encoder fake layer 1 .* makes 8 values"):
         Guard(wide, params, FakeEncoder())
+    with pytest.raises(GuardError, match="precision: got 'float16', expected one of float32, bfloat16"):
+        Guard(CONFIG, params, FakeEncoder(), precision="float16")
 
 
 # The bundle

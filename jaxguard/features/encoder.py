@@ -41,7 +41,7 @@ class Encoder(Protocol):
 #: more risk signal than the last layer. ``qwen3-4b-instruct-2507``: DreamGuard's encoder, 2,560 values.
 #: ``hf``: any Hugging Face model folder; ``layer`` must be given.
 PRESETS = {
-    "minilm": EncoderConfig("minilm", layer=3, max_tokens=256, dtype="float32", batch_tokens=256),
+    "minilm": EncoderConfig("minilm", layer=3, max_tokens=256, dtype="float32", batch_tokens=512),
     "qwen3-4b-instruct-2507": EncoderConfig(
         "qwen3-4b-instruct-2507",
         layer=31,

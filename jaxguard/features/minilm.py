@@ -6,11 +6,16 @@ equals hidden state ``layer`` of transformers' ``BertModel`` under the model's m
 
 A batch of the same shape gives a text the same bits wherever it stands in it and whatever stands beside
 it; between shapes a vector may differ in its last bits (below 1e-5).
+
+With ``dtype="bfloat16"`` the factors of products are rounded to it, sums stay float32: more than twice as fast on
+processors with AMX and on accelerators, slower on others, and another encoder by its fingerprint (cosine to float32
+above 0.9999).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from jaxguard.config import PRECISIONS
 from jaxguard.features.encoder import OnWindows
 from jaxguard.features.fingerprint import EncoderFingerprint, hash_files
 from jaxguard.features.windows import Shapes, Windower, pool_texts
@@ -36,35 +42,44 @@ _LENGTHS = (16, 20, 24, 28, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 160, 192, 
 class Block(nnx.Module):
     """One post-norm transformer layer of BERT."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
+    def __init__(self, dtype: str, rngs: nnx.Rngs) -> None:
+        self.dtype = jnp.dtype(dtype)
+        linear = partial(nnx.Linear, dtype=self.dtype, preferred_element_type=jnp.float32, rngs=rngs)
         # Query, key and value as one product: three times fewer, three times larger.
-        self.qkv = nnx.Linear(DIM, 3 * DIM, rngs=rngs)
-        self.out = nnx.Linear(DIM, DIM, rngs=rngs)
+        self.qkv = linear(DIM, 3 * DIM)
+        self.out = linear(DIM, DIM)
         self.norm1 = nnx.LayerNorm(DIM, epsilon=_EPS, use_fast_variance=False, rngs=rngs)
-        self.up = nnx.Linear(DIM, HIDDEN, rngs=rngs)
-        self.down = nnx.Linear(HIDDEN, DIM, rngs=rngs)
+        self.up = linear(DIM, HIDDEN)
+        self.down = linear(HIDDEN, DIM)
         self.norm2 = nnx.LayerNorm(DIM, epsilon=_EPS, use_fast_variance=False, rngs=rngs)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         """x float32 [R, L, 384], mask bool [R, L] (True at tokens) -> float32 [R, L, 384]."""
         rows, length, _ = x.shape
-        query, key, value = jnp.moveaxis(self.qkv(x).reshape(rows, length, 3, HEADS, DIM // HEADS), 2, 0)
-        scores = jnp.einsum("rqhd,rkhd->rhqk", query, key) / np.sqrt(DIM // HEADS).astype(np.float32)
-        weights = jax.nn.softmax(jnp.where(mask[:, None, None, :], scores, -1e9), axis=-1)
-        mixed = jnp.einsum("rhqk,rkhd->rqhd", weights, value).reshape(rows, length, DIM)
-        x = self.norm1(x + self.out(mixed))
+        # Heads before tokens: XLA would otherwise move every factor of the products below on its own.
+        query, key, value = jnp.einsum("rtnhd->nrhtd", self.qkv(x).reshape(rows, length, 3, HEADS, DIM // HEADS))
+        scores = self._product("rhqd,rhkd->rhqk", query, key) / np.sqrt(DIM // HEADS).astype(np.float32)
+        scores = jnp.where(mask[:, None, None, :], scores, -1e9)
+        weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+        # Softmax, divided after the product: what is divided is smaller for all texts longer than a head is wide.
+        mixed = self._product("rhqk,rhkd->rhqd", weights, value) / weights.sum(axis=-1, keepdims=True)
+        x = self.norm1(x + self.out(jnp.einsum("rhtd->rthd", mixed).reshape(rows, length, DIM)))
         return self.norm2(x + self.down(jax.nn.gelu(self.up(x), approximate=False)))
+
+    def _product(self, subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+        a, b = a.astype(self.dtype), b.astype(self.dtype)
+        return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
 
 class MiniLM(nnx.Module):
     """Embeddings and the first ``layers`` blocks; returns transformers' ``hidden_states[layers]``."""
 
-    def __init__(self, layers: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, layers: int, dtype: str, rngs: nnx.Rngs) -> None:
         self.word = nnx.Embed(VOCABULARY, DIM, rngs=rngs)
         # Holds the row of segment 0 too, which every token has.
         self.position = nnx.Embed(POSITIONS, DIM, rngs=rngs)
         self.norm = nnx.LayerNorm(DIM, epsilon=_EPS, use_fast_variance=False, rngs=rngs)
-        self.blocks = nnx.List([Block(rngs) for _ in range(layers)])
+        self.blocks = nnx.List([Block(dtype, rngs) for _ in range(layers)])
 
     def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
         """ids int32 [R, L], mask bool [R, L] -> float32 [R, L, 384]."""
@@ -126,15 +141,15 @@ class MiniLMEncoder:
 
     dim = DIM
 
-    def __init__(self, layer: int = 3, max_tokens: int = 256, dtype: str = "float32", batch_tokens: int = 256) -> None:
+    def __init__(self, layer: int = 3, max_tokens: int = 256, dtype: str = "float32", batch_tokens: int = 512) -> None:
         """Load the weights.
 
         Args:
             layer: Hidden state that is pooled, 0 (embedding output) to 6.
             max_tokens: Tokens of one window with its two special tokens; the model was trained at 256.
-            dtype: ``"float32"``.
-            batch_tokens: Tokens of a full batch. On a CPU a token costs as much in a batch of 256 as of 1,024
-                (less from windows of 256 on), and the last batch of each length, padded to a full one, costs less.
+            dtype: Of the factors of products: ``"float32"`` or ``"bfloat16"``.
+            batch_tokens: Tokens of a full batch. In smaller ones a token costs more, bfloat16 gains up to 1,024; the
+                last batch of each length is padded to a full one, which few texts pay for.
 
         Raises:
             JaxguardError: An argument out of range, or the wheel's files are not as expected.
@@ -143,8 +158,8 @@ class MiniLMEncoder:
             raise JaxguardError(f"encoder layer: got {layer}, expected 0..{LAYERS} for {MODEL}")
         if not 3 <= max_tokens <= POSITIONS:
             raise JaxguardError(f"encoder max_tokens: got {max_tokens}, expected 3..{POSITIONS} for {MODEL}")
-        if dtype != "float32":
-            raise JaxguardError(f"encoder dtype: got {dtype!r}, expected 'float32' for {MODEL}")
+        if dtype not in PRECISIONS:
+            raise JaxguardError(f"encoder dtype: got {dtype!r}, expected one of {', '.join(PRECISIONS)} for {MODEL}")
         folder = _model_folder()
         files = [folder / "model.safetensors", folder / "tokenizer.json"]
         self.fingerprint = EncoderFingerprint(
@@ -159,7 +174,7 @@ class MiniLMEncoder:
         self._windower = Windower(Tokenizer.from_file(str(files[1])), max_tokens)
         lengths = (*(length for length in _LENGTHS if length < max_tokens), max_tokens)
         self._shapes = Shapes(lengths, batch_tokens)
-        self._params, self._sum = _build(load_file(files[0]), layer)
+        self._params, self._sum = _build(load_file(files[0]), layer, dtype)
 
     @property
     def shapes(self) -> Shapes:
@@ -174,10 +189,10 @@ class MiniLMEncoder:
         return np.asarray(self._sum(self._params, ids, lengths))
 
 
-def _build(weights: dict[str, np.ndarray], layers: int) -> tuple[nnx.State, Any]:
+def _build(weights: dict[str, np.ndarray], layers: int, dtype: str) -> tuple[nnx.State, Any]:
     """Return parameters on the device, and the jitted sum over tokens as a pure function of them."""
     # Split once from an abstract module: nothing is initialised only to be overwritten.
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: MiniLM(layers, nnx.Rngs(0))))
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: MiniLM(layers, dtype, nnx.Rngs(0))))
     params = map_weights(weights, layers)
     shapes = jax.tree.map(lambda leaf: leaf.shape, nnx.to_pure_dict(abstract))
     found = jax.tree.map(lambda leaf: leaf.shape, params)

@@ -80,6 +80,7 @@ def identity(guard: Guard, format: str | None) -> dict[str, Any]:
         "lambda_block": calibration.lambda_block,
         "lambda_hold": calibration.lambda_hold,
         "thought": guard.config.data.thought,
+        "precision": guard.precision,
         "format": format,
     }
 

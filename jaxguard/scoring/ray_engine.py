@@ -152,7 +152,8 @@ class RayEngine:
         absolute = [
             source if source.remote else replace(source, address=os.path.abspath(source.address)) for source in sources
         ]
-        worker = (self.bundle.absolute(), job.folder.absolute(), store.path.absolute(), forced and forced.name)
+        bundle = self.bundle.absolute(), guard.precision
+        worker = (*bundle, job.folder.absolute(), store.path.absolute(), forced and forced.name)
         cut, copies = without_copies([tuple(batch) for batch in batches(absolute)])
         done = Done(keys=copies)
         for source in absolute:
@@ -213,8 +214,9 @@ def _results(
 class _Worker:
     """An actor: scores items, with a guard and a feature store that it opens once."""
 
-    def __init__(self, bundle: Path, folder: Path, store: Path, format: str | None, part: float):
-        self._bundle, self._folder, self._path, self._format, self._part = bundle, folder, store, format, part
+    def __init__(self, bundle: Path, precision: str, folder: Path, store: Path, format: str | None, part: float):
+        self._bundle, self._precision, self._folder, self._path = bundle, precision, folder, store
+        self._format, self._part = format, part
 
     @functools.cached_property
     def _guard(self) -> Guard:
@@ -224,7 +226,7 @@ class _Worker:
         if jax.config.values["jax_compilation_cache_dir"] is None:
             # One for each machine: what was compiled for one processor may not run on another.
             jax.config.update("jax_compilation_cache_dir", str(self._folder / SCRATCH / socket.gethostname()))
-        return Guard.load(self._bundle)
+        return Guard.load(self._bundle, precision=self._precision)
 
     @functools.cached_property
     def _store(self) -> FeatureStore:

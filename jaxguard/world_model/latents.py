@@ -10,6 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxguard.world_model.layers import matmul
+
 
 def log_probs(logits: jax.Array, unimix: float) -> jax.Array:
     """Log-probabilities of the mixture ``(1 - unimix) softmax(logits) + unimix / C``.
@@ -58,7 +60,7 @@ def product(z: jax.Array, kernel: jax.Array) -> jax.Array:
         stoch = z.shape[-1]
         rows = z + jnp.arange(stoch) * (kernel.shape[0] // stoch)
         return jnp.asarray(kernel)[rows].sum(axis=-2)
-    return z.reshape(*z.shape[:-2], -1) @ kernel
+    return matmul(z.reshape(*z.shape[:-2], -1), kernel)
 
 
 def kl(logp: jax.Array, logq: jax.Array) -> jax.Array:

@@ -19,6 +19,11 @@ def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
     return centred * jax.lax.rsqrt(variance + EPSILON) * scale + bias
 
 
+def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``x @ kernel``, factors in the kernel's dtype and sums in float32: ``[..., N_in] -> float32 [..., N_out]``."""
+    return jnp.matmul(x.astype(kernel.dtype), kernel, preferred_element_type=jnp.float32)
+
+
 def value(parameter: nnx.Param | None) -> jax.Array:
     """The array of a parameter that the layer has (Flax types those that can be switched off as optional)."""
     assert parameter is not None

@@ -29,7 +29,7 @@ from flax import nnx
 
 from jaxguard.config import ModelConfig
 from jaxguard.world_model import latents
-from jaxguard.world_model.layers import EPSILON, MLP, Block, GRUCore, gru, normalise, value
+from jaxguard.world_model.layers import EPSILON, MLP, Block, GRUCore, gru, matmul, normalise, value
 from jaxguard.world_model.pooling import PARTS, PooledWeights, pooled_weights
 
 
@@ -73,7 +73,7 @@ class Dense(NamedTuple):
     norm: Norm
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jax.nn.silu(normalise(x @ self.kernel + self.bias, *self.norm))
+        return jax.nn.silu(normalise(matmul(x, self.kernel) + self.bias, *self.norm))
 
 
 class StepWeights(NamedTuple):
@@ -111,6 +111,13 @@ class StepWeights(NamedTuple):
     heads_out: jax.Array  # [2, H]
     heads_out_bias: jax.Array  # [2]
     pooled: PooledWeights
+
+
+_BLOCKS = ("obs", "act", "ins", "init")
+_FACTORS = (
+    *("init_out", "post_o", "post_out", "from_h", "from_a", "core_z"),
+    *("read_h", "read_z", "prior_out", "adapter_heads", "heads_e"),
+)
 
 
 class StepInputs(NamedTuple):
@@ -179,6 +186,15 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
     )
 
 
+def rounded(w: StepWeights, dtype: jax.typing.DTypeLike) -> StepWeights:
+    """The same weights with the factors of large products in ``dtype``; norms, biases and sums stay float32."""
+    factors = {name: getattr(w, name).astype(dtype) for name in _FACTORS}
+    blocks = {name: getattr(w, name) for name in _BLOCKS}
+    return w._replace(
+        **factors, **{name: block._replace(kernel=block.kernel.astype(dtype)) for name, block in blocks.items()}
+    )
+
+
 def _fused_heads(model: RSSM) -> tuple[jax.Array, jax.Array]:
     """First layers of both heads side by side: ``[feat + 2H, 2H]`` and ``[2H]``."""
     hazard, prefix = model.hazard_head.block.linear, model.prefix_head.block.linear
@@ -205,7 +221,7 @@ def _bias(linear: nnx.Linear) -> jax.Array:
 
 def encode_observations(w: StepWeights, obs: jax.Array) -> jax.Array:
     """What a step reads of observations ``[..., E]``: their part of the posterior's first layer, ``[..., H]``."""
-    return w.obs(obs) @ w.post_o + w.post_o_bias
+    return matmul(w.obs(obs), w.post_o) + w.post_o_bias
 
 
 def encode_actions(w: StepWeights, act: jax.Array) -> jax.Array:
@@ -213,7 +229,7 @@ def encode_actions(w: StepWeights, act: jax.Array) -> jax.Array:
     a = w.act(act)
     total = a.sum(axis=-1, keepdims=True)
     deviation = a - a.mean(axis=-1, keepdims=True)
-    return jnp.concatenate([a @ w.from_a, total, (deviation * deviation).sum(axis=-1, keepdims=True)], axis=-1)
+    return jnp.concatenate([matmul(a, w.from_a), total, (deviation * deviation).sum(axis=-1, keepdims=True)], axis=-1)
 
 
 def step_inputs(config: ModelConfig, observations: jax.Array, actions: jax.Array) -> StepInputs:
@@ -240,17 +256,17 @@ def encode_steps(w: StepWeights, config: ModelConfig, obs: jax.Array, act: jax.A
 def encode_instruction(w: StepWeights, ins: jax.Array) -> Instruction:
     """Initial state and the heads' instruction term for instructions ``[B, E]``."""
     e = w.ins(ins)
-    return Instruction(h0=jnp.tanh(w.init(e) @ w.init_out + w.init_bias), heads_e=e @ w.heads_e)
+    return Instruction(h0=jnp.tanh(matmul(w.init(e), w.init_out) + w.init_bias), heads_e=matmul(e, w.heads_e))
 
 
 def _logits(x: jax.Array, norm: Norm, kernel: jax.Array, bias: jax.Array, config: ModelConfig) -> jax.Array:
-    out = jax.nn.silu(normalise(x, *norm)) @ kernel + bias
+    out = matmul(jax.nn.silu(normalise(x, *norm)), kernel) + bias
     return out.reshape(*out.shape[:-1], config.stoch, config.classes)
 
 
 def prior_logits(w: StepWeights, config: ModelConfig, h: jax.Array) -> jax.Array:
     """Logits of ``p(z | h)``: ``[..., D] -> [..., S, C]``."""
-    return prior_from(w, config, h @ w.read_h[:, : config.hidden])
+    return prior_from(w, config, matmul(h, w.read_h[:, : config.hidden]))
 
 
 def prior_from(w: StepWeights, config: ModelConfig, from_h: jax.Array) -> jax.Array:
@@ -273,7 +289,7 @@ def observe_step(
     Returns:
         ``h_{t+1}`` ``[B, D]``, and of step t the posterior's logits ``[B, S, C]`` and the latent.
     """
-    from_h = h @ w.from_h
+    from_h = matmul(h, w.from_h)
     logits = _logits(from_h[..., : config.hidden] + x.post_o, w.post_norm, w.post_out, w.post_bias, config)
     if gumbel is None:
         z = latents.mode(logits)
@@ -313,13 +329,13 @@ def read_risk(
     Returns:
         ``[..., 2]``: hazard logit, prefix logit.
     """
-    return _risk(w, config, h @ w.read_h[:, config.hidden :], zhat, heads_a + heads_e)
+    return _risk(w, config, matmul(h, w.read_h[:, config.hidden :]), zhat, heads_a + heads_e)
 
 
 def _risk(w: StepWeights, config: ModelConfig, from_h: jax.Array, zhat: jax.Array, given: jax.Array) -> jax.Array:
     state = from_h + latents.product(zhat, w.read_z)
     adapter = jax.nn.silu(normalise(state[..., : config.adapter_dim] + w.adapter_bias, *w.adapter_norm))
-    x = state[..., config.adapter_dim :] + adapter @ w.adapter_heads + given + w.heads_bias
+    x = state[..., config.adapter_dim :] + matmul(adapter, w.adapter_heads) + given + w.heads_bias
     x = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
     x = jax.nn.silu(normalise(x, *w.heads_norm))
     return (x * w.heads_out).sum(axis=-1) + w.heads_out_bias
@@ -338,7 +354,7 @@ def read_mode(
     ``z`` takes the place of that mode where it is given (and ``h`` is ``h_t``). ``given`` ``[..., 2H]`` is the heads'
     action and instruction term, ``pooled`` ``[...]`` the pooled head's part of the hazard logit.
     """
-    from_h = h @ w.read_h
+    from_h = matmul(h, w.read_h)
     if z is None:
         z = latents.mode(prior_from(w, config, from_h[..., : config.hidden]))
     logits = _risk(w, config, from_h[..., config.hidden :], z, given)

@@ -122,11 +122,23 @@ def test_padding_is_a_small_part_of_what_is_computed() -> None:
     shapes = MiniLMEncoder(layer=0).shapes
     rng = np.random.default_rng(0)
     for middle in (20, 60):
-        tokens = np.exp(rng.normal(np.log(middle), 0.4, 256)).astype(int).clip(3, 256)
+        tokens = np.exp(rng.normal(np.log(middle), 0.4, 4_096)).astype(int).clip(3, 256)  # a call of `embed`
         padded, windows = np.unique([shapes.length(int(n)) for n in tokens], return_counts=True)
         rows = np.array([shapes.rows(int(length), 1, False) for length in padded])
         computed = (-(-windows // rows) * rows * padded).sum()
-        assert computed < 1.3 * tokens.sum()
+        assert computed < 1.2 * tokens.sum()
+
+
+def test_bfloat16_is_another_encoder_close_to_float32(encoder: MiniLMEncoder) -> None:
+    rounded = MiniLMEncoder(max_tokens=32, batch_tokens=256, dtype="bfloat16")
+    assert rounded.fingerprint.differences(encoder.fingerprint) == "dtype: bfloat16 != float32"
+    texts = [text for text in TEXTS if text.strip()]
+    got, expected = rounded.encode(texts), encoder.encode(texts)
+    norms = np.linalg.norm(got, axis=1) * np.linalg.norm(expected, axis=1)
+    assert ((got * expected).sum(axis=1) / norms).min() > 0.9999
+    assert 1e-4 < np.abs(got - expected).max() < 0.02
+    with pytest.raises(JaxguardError, match=r"dtype: got 'float16', expected one of float32, bfloat16"):
+        MiniLMEncoder(dtype="float16")
 
 
 def test_fingerprint_names_the_settings(of_layer: dict[int, MiniLMEncoder]) -> None:

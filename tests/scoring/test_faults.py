@@ -252,6 +252,9 @@ def test_results_of_another_guard_are_not_mixed(small: None, guard: Guard, archi
         score(archive, other, out)
     with pytest.raises(JaxguardError, match=r"differs in format \(None, now openai_chat\); nothing was overwritten"):
         score_archive(archive, guard, out, format="openai_chat", progress=False)
+    rounded = dataclasses.replace(guard, precision="bfloat16")
+    with pytest.raises(JaxguardError, match=r"differs in precision \(float32, now bfloat16\); nothing was overwritten"):
+        score(archive, rounded, out)
     assert contents(out) == before
 
 

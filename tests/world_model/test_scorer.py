@@ -63,6 +63,20 @@ def test_lanes_equal_single_steps(scorer: Scorer, table: np.ndarray) -> None:
 
 
 @pytest.mark.slow
+def test_bfloat16_rounds_lanes_and_no_live_step(
+    tiny: ModelConfig, params: Params, scorer: Scorer, table: np.ndarray
+) -> None:
+    rounded = Scorer(tiny, params, precision="bfloat16")
+    items = [sequence(int(n)) for n in RNG.integers(1, 12, size=50)]
+    for item in items[:5]:
+        np.testing.assert_array_equal(one_by_one(rounded, table, item), one_by_one(scorer, table, item))
+    found, expected = in_lanes(rounded, table, items), in_lanes(scorer, table, items)
+    far = np.concatenate([np.abs(found[i] - expected[i]).max(axis=1) for i in range(len(items))])
+    assert found[0].dtype == np.float32
+    assert (far > 1e-6).mean() > 0.9  # rounded indeed
+    assert np.median(far) < 5e-3
+
+
 def test_one_trajectory_of_ten_thousand_steps(scorer: Scorer, table: np.ndarray) -> None:
     long = sequence(10_000)
     items = [sequence(3), long, sequence(40)]
