@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench.measure import Unavailable, Variant, describe, make, take_turns, text
-from jaxguard.config import MODEL_PRESETS, ModelConfig
+from jaxguard.config import MODEL_PRESETS, EncoderConfig, ModelConfig
 from jaxguard.features.encoder import load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.store import FeatureStore
@@ -56,8 +56,10 @@ def archive(path: Path, config: ModelConfig, lengths: np.ndarray, new: float) ->
     ]
 
 
-def torch_loop(config: ModelConfig, params: Params, store: FeatureStore, texts: list[Texts], batch: int):
+def torch_loop(config: ModelConfig, params: Params, store: FeatureStore, texts: list[Texts], batch: int, half: bool):
     """What a script would do: all vectors in memory at once, trajectories sorted by length, padded batches."""
+    import torch
+
     from bench.torch_twin import offline
     from bench.torch_twin.weights import twin
     from bench.torch_variants import device
@@ -66,7 +68,8 @@ def torch_loop(config: ModelConfig, params: Params, store: FeatureStore, texts: 
 
     def run(_: int) -> Found:
         items = [(own.obs, own.act, own.ins) for own in sequences(texts, store.rows)]
-        return dict(enumerate(offline.score(model, store.gather(np.arange(store.row_count)), items, batch)))
+        with torch.autocast(device().type, torch.bfloat16, enabled=half):
+            return dict(enumerate(offline.score(model, store.gather(np.arange(store.row_count)), items, batch)))
 
     return run
 
@@ -96,16 +99,23 @@ def test_score_from_store(
     params = init_params(config, 0)
     scorer = Scorer(config, params)
 
-    def product(_: int) -> Found:
+    def product(_: int, scorer: Scorer = scorer) -> Found:
         return dict(scorer.score(sequences(texts, store.rows), store.gather, lanes=batch))
+
+    def torch_eager(half: bool) -> Callable[[int], Found]:
+        return torch_loop(config, params, store, texts, batch, half)
 
     variants: dict[str, Variant | Unavailable] = {"jax product": make("jax", lambda: product)}
     if not smoke:
-        variants["torch eager"] = make("torch", lambda: torch_loop(config, params, store, texts, batch))
+        variants["torch eager"] = make("torch", partial(torch_eager, False))
+    if not smoke and (lengths, new, batch) == ("3 to 40 steps", 0.25, 128):
+        rounded = Scorer(config, params, precision="bfloat16")
+        variants["jax product, bfloat16"] = make("jax", lambda: partial(product, scorer=rounded), dtype="bfloat16")
+        variants["torch eager, bfloat16"] = make("torch", partial(torch_eager, True), dtype="bfloat16")
     expected = product(0)
     assert [len(expected[i]) for i in range(count)] == drawn.tolist()
     for name, variant in variants.items():
-        if name != "jax product" and isinstance(variant, Variant):
+        if name == "torch eager" and isinstance(variant, Variant):  # bfloat16: tests/test_default_guard.py
             found = variant.run(0)
             far = [np.abs(found[i] - risks).max(axis=1) > 1e-5 for i, risks in expected.items()]
             # Where two classes of a latent are equally probable, rounding decides, and a run goes on differently.
@@ -126,7 +136,7 @@ def _given(encode: Callable[[list[str]], np.ndarray], batch: list[str], _: int) 
     return encode(batch)
 
 
-def torch_encoder(layer: int) -> Callable[[list[str]], np.ndarray]:
+def torch_encoder(layer: int, half: bool = False) -> Callable[[list[str]], np.ndarray]:
     """The same model and tokenizer in PyTorch: only the layers that are read, texts sorted by length, batches of 1,024
     tokens without padding but to the longest."""
     import torch
@@ -152,7 +162,7 @@ def torch_encoder(layer: int) -> Callable[[list[str]], np.ndarray]:
             length = len(ids[part[-1]])
             mask = torch.tensor([[1] * len(ids[i]) + [0] * (length - len(ids[i])) for i in part])
             given = torch.tensor([ids[i] + [0] * (length - len(ids[i])) for i in part])
-            with torch.inference_mode():
+            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
                 state = model(given, attention_mask=mask).last_hidden_state
                 out[part] = ((state * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)).numpy()
         return out
@@ -168,14 +178,23 @@ def test_encoder(benchmark, smoke: bool, say) -> None:
     for count in (20,) if smoke else (20, 60, 150):  # none is longer than a window
         batch = [text(rng, count) for _ in range(8 if smoke else 256)]
         variants: dict[str, Variant | Unavailable] = {
-            "jax product": make("jax", lambda batch=batch: lambda _: encoder.encode(batch)),
+            "jax product": make("jax", lambda batch=batch: partial(_given, encoder.encode, batch)),
         }
         if not smoke:
             variants["torch eager"] = make("torch", lambda batch=batch: partial(_given, torch_encoder(3), batch))
+            variants["jax product, bfloat16"] = make(
+                "jax",
+                lambda batch=batch: partial(_given, load_encoder(EncoderConfig(dtype="bfloat16")).encode, batch),
+                dtype="bfloat16",
+            )
+            variants["torch eager, bfloat16"] = make(
+                "torch", lambda batch=batch: partial(_given, torch_encoder(3, half=True), batch), dtype="bfloat16"
+            )
         expected = encoder.encode(batch)
         for name, variant in variants.items():
             if isinstance(variant, Variant):
-                np.testing.assert_allclose(variant.run(0), expected, atol=1e-4, err_msg=name)
+                atol = 0.02 if name.endswith("bfloat16") else 1e-4
+                np.testing.assert_allclose(variant.run(0), expected, atol=atol, err_msg=name)
         take_turns(variants, 1 if smoke else 5, turn=1, warm_up=0)
         for name, variant in variants.items():
             if isinstance(variant, Variant):

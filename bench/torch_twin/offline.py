@@ -22,8 +22,9 @@ def score(
     vectors, encoded = torch.from_numpy(table).to(place), []
     for encoder, kind in ((model.obs_encoder, 0), (model.act_encoder, 1)):
         used = torch.from_numpy(np.unique(np.concatenate([item[kind] for item in items]))).to(place)
-        every = torch.zeros(len(vectors), model.config.hidden, device=place)
-        every[used] = encoder(vectors[used])
+        found = encoder(vectors[used])
+        every = torch.zeros(len(vectors), model.config.hidden, device=place, dtype=found.dtype)
+        every[used] = found
         encoded.append(every)
     order = np.argsort([len(act) for _, act, _ in items], kind="stable")
     result: list[np.ndarray] = [np.empty((0, 2))] * len(items)
@@ -44,7 +45,8 @@ def score(
             hs.append(h)
         every = torch.stack(hs, dim=1)
         zhat = model.mode(model.latent_logits(model.prior(every)))
-        risks = torch.sigmoid(model.risk_logits(every, zhat, a, e[:, None].expand(-1, longest, -1))).cpu().numpy()
+        logits = model.risk_logits(every, zhat, a, e[:, None].expand(-1, longest, -1))
+        risks = torch.sigmoid(logits.float()).cpu().numpy()
         for row, i in enumerate(part):
             result[i] = risks[row, : len(items[i][1])]
     return result
