@@ -150,7 +150,11 @@ def fit_network(
     elif len({label for label in train.unsafe if label is not None}) < 2:
         raise RivalError(f"rival {name!r}: expected safe and unsafe training trajectories, got those of one label")
     settings = dataclasses.replace(own, steps=config.stage1.steps + own.steps)
-    transform = partitioned(settings, 1.0, lambda params: dict.fromkeys(params, "full"))
+
+    def label(params: Params) -> dict[str, str]:
+        return dict.fromkeys(params, "full")
+
+    transform = partitioned(settings, 1.0, label)
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, dict[str, jax.Array]]:
         if key is not None and own.input_dropout:
@@ -185,7 +189,7 @@ def fit_network(
         "discount": DISCOUNT,
         "labels": [hashlib.sha256(repr(e.unsafe).encode()).hexdigest()[:16] for e in (train, validation) if e],
     }
-    step = step_function(transform, loss, config.train.seed * 2 + 3)
+    step = step_function(transform, loss, config.train.seed * 2 + 3, label)
     stage = Stage(name, settings.steps, own.batch_size, identity, transform, step, batch, validate)
     start = init_params(config.model, config.train.seed, network.module)
     return run_stage(stage, config.train, start, train, validation, folder, progress=progress).params

@@ -28,7 +28,8 @@ from jaxguard.types import JaxguardError
 from jaxguard.world_model import latents
 from jaxguard.world_model.losses import Batch
 from jaxguard.world_model.params import Params, build
-from jaxguard.world_model.rssm import encode_instruction, encode_steps, observe, prior_logits, step_weights
+from jaxguard.world_model.rollout import observe
+from jaxguard.world_model.rssm import encode_instruction, encode_steps, prior_logits, step_weights
 
 MODULES = (
     "obs_encoder", "act_encoder", "ins_encoder", "init", "posterior", "core", "prior", "predictor",

@@ -255,7 +255,7 @@ def route_stage(config: RouteConfig) -> Stage[RouteEpisodes]:
         settings.batch_size,
         identity,
         transform,
-        step_function(transform, loss, config.train.seed * 2 + 3),
+        step_function(transform, loss, config.train.seed * 2 + 3, label),
         batch,
         validate,
     )

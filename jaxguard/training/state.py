@@ -104,12 +104,16 @@ def loss_function(config: Config, stage: int, sampled: bool = True) -> LossFunct
 
 def make_step(config: Config, stage: int) -> tuple[optax.GradientTransformation, StepFunction]:
     """The optimiser and the jitted step of stage 1 or 2; see :func:`step_function`."""
-    transform = optimiser(config, stage)
-    return transform, step_function(transform, loss_function(config, stage), config.train.seed * 2 + stage)
+    transform, label = optimiser(config, stage), partition(stage, config.stage2.train_core)
+    return transform, step_function(transform, loss_function(config, stage), config.train.seed * 2 + stage, label)
 
 
-def step_function(transform: optax.GradientTransformation, loss: LossFunction, seed: int) -> StepFunction:
+def step_function(
+    transform: optax.GradientTransformation, loss: LossFunction, seed: int, label: Callable[[Params], Any]
+) -> StepFunction:
     """The jitted step ``(state, batch) -> (state, metrics)``; the state is donated.
+
+    Nothing is differentiated by what ``label`` calls frozen, and ``grad_norm`` is that of the rest.
 
     The step's random key is derived from the seed (of run and stage) and the number of steps done, so that a
     resumed run draws what an uninterrupted one would have drawn. A non-finite loss or gradient leaves
@@ -118,14 +122,23 @@ def step_function(transform: optax.GradientTransformation, loss: LossFunction, s
     # The default generator compiles for 12 s per batch shape on a CPU, this one for 1 s.
     base = jax.random.key(seed, impl="rbg")
 
+    def stopped(own: str, part: Any) -> Any:
+        return jax.lax.stop_gradient(part) if own == "frozen" else part
+
+    def trained(params: Params, batch: Any, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return loss(jax.tree.map(stopped, label(params), params), batch, key)
+
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(base, state.step)
-        (value, means), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
+        (value, means), grads = jax.value_and_grad(trained, has_aux=True)(state.params, batch, key)
         norm = optax.tree.norm(grads)
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+
+        def update(params: Params, opt_state: Any) -> tuple[Params, Any]:
+            updates, opt_state = transform.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state
+
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
-        new = (optax.apply_updates(state.params, updates), opt_state)
-        params, opt_state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (state.params, state.opt_state))
+        params, opt_state = jax.lax.cond(finite, update, lambda *same: same, state.params, state.opt_state)
         return TrainState(params, opt_state, state.step + 1), {"loss": value, "grad_norm": norm, **means}
 
     return jax.jit(step, donate_argnums=0)

@@ -19,8 +19,26 @@ def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
     return centred * jax.lax.rsqrt(variance + EPSILON) * scale + bias
 
 
-def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+class Tap:
+    """A kernel in one product, whose factor it keeps and whose result it adds ``add`` to.
+
+    The gradient of ``add`` and the factor give the kernel's gradient later, for many products at once.
+    """
+
+    def __init__(self, kernel: jax.Array, add: jax.Array):
+        self.kernel, self.add = kernel, add
+        self.factor: jax.Array | None = None
+
+    def product(self, x: jax.Array) -> jax.Array:
+        assert self.factor is None, "a kernel is tapped in one product"
+        self.factor = x
+        return matmul(x, self.kernel) + self.add
+
+
+def matmul(x: jax.Array, kernel: jax.Array | Tap) -> jax.Array:
     """``x @ kernel``, factors in the kernel's dtype and sums in float32: ``[..., N_in] -> float32 [..., N_out]``."""
+    if isinstance(kernel, Tap):
+        return kernel.product(x)
     return jnp.matmul(x.astype(kernel.dtype), kernel, preferred_element_type=jnp.float32)
 
 

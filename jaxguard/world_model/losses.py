@@ -14,11 +14,11 @@ import optax
 
 from jaxguard.config import ModelConfig, Stage1Config
 from jaxguard.world_model import latents
+from jaxguard.world_model.rollout import observe
 from jaxguard.world_model.rssm import (
     RSSM,
     encode_instruction,
     encode_steps,
-    observe,
     prior_logits,
     read_risk,
     step_weights,

@@ -27,6 +27,7 @@ from jaxguard.types import Route
 from jaxguard.world_model import latents
 from jaxguard.world_model.layers import MLP, Block, normalise, value
 from jaxguard.world_model.params import Params, build, build_as
+from jaxguard.world_model.rollout import observe
 from jaxguard.world_model.rssm import (
     Dense,
     Norm,
@@ -34,7 +35,6 @@ from jaxguard.world_model.rssm import (
     dense,
     encode_instruction,
     encode_steps,
-    observe,
     observe_step,
     prior_from,
     step_weights,

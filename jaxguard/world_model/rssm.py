@@ -360,26 +360,3 @@ def read_mode(
     logits = _risk(w, config, from_h[..., config.hidden :], z, given)
     risks = jax.nn.sigmoid(logits + jnp.stack([pooled, jnp.zeros_like(pooled)], axis=-1))
     return risks if config.heads == "both" else risks * jnp.array(config.kept, risks.dtype)
-
-
-class Rollout(NamedTuple):
-    """What :func:`observe` returns."""
-
-    h: jax.Array  # [B, T+1, D], h_0 .. h_T
-    post_logits: jax.Array  # [B, T, S, C]
-    z: jax.Array  # [B, T, S, C] one-hot, or [1, T, S] indices (see latents.mode)
-
-
-def observe(w: StepWeights, config: ModelConfig, h0: jax.Array, x: StepInputs, key: jax.Array | None) -> Rollout:
-    """Scans :func:`observe_step` over the T steps of ``x`` (leading axes ``[B, T]``) from ``h0`` ``[B, D]``."""
-    batch, steps = x.post_o.shape[:2]
-    gumbel = None if key is None else latents.noise(key, (steps, batch, config.stoch, config.classes))
-    over_time = jax.tree.map(lambda v: jnp.moveaxis(v, 1, 0), x)
-
-    def body(h: jax.Array, inputs: tuple[StepInputs, jax.Array | None]) -> tuple[jax.Array, tuple]:
-        h_next, (logits, z) = observe_step(w, config, h, inputs[0], inputs[1])
-        return h_next if config.recurrent else h, (h_next, logits, z)
-
-    _, (hs, logits, z) = jax.lax.scan(body, h0, (over_time, gumbel))
-    back = [jnp.moveaxis(v, 0, 1) for v in (hs, logits, z)]
-    return Rollout(jnp.concatenate([h0[:, None], back[0]], axis=1), back[1], back[2])

@@ -7,11 +7,20 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from training_samples import CONFIG, make, start
 
 from jaxguard.training.episodes import make_batch
-from jaxguard.training.state import StepFunction, TrainState, make_step, make_validation, optimiser, partition
+from jaxguard.training.state import (
+    StepFunction,
+    TrainState,
+    loss_function,
+    make_step,
+    make_validation,
+    optimiser,
+    partition,
+)
 from jaxguard.world_model.losses import Batch
 from jaxguard.world_model.params import CORE, HEADS, POOLED, PREDICTOR, Params, flatten
 
@@ -70,6 +79,16 @@ def test_stage_2_moves_heads_and_path_and_leaves_core_and_predictor(step2: StepF
     assert changed(state.params) == set(BEGIN) - {*CORE, *PREDICTOR, *POOLED}
     assert set(metrics) == {"loss", "grad_norm", "hazard", "prefix"}
     np.testing.assert_allclose(metrics["loss"], metrics["hazard"] + metrics["prefix"], rtol=1e-6)
+
+
+def test_the_gradient_norm_is_that_of_what_is_trained(step2: StepFunction) -> None:
+    key = jax.random.fold_in(jax.random.key(CONFIG.train.seed * 2 + 2, impl="rbg"), 0)
+    grads, _ = jax.jit(jax.grad(loss_function(CONFIG, 2), has_aux=True))(BEGIN, batch(), key)
+    labels = partition(2)(BEGIN)
+    trained = {name: own for name, own in grads.items() if labels[name] != "frozen"}
+    _, metrics = step2(fresh(2), batch())
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(trained), rtol=1e-5)
+    assert optax.tree.norm(grads) > 1.01 * optax.tree.norm(trained)  # the core has a gradient, too
 
 
 def test_the_world_model_moves_at_a_quarter_of_the_rate(step2: StepFunction) -> None:

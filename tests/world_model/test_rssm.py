@@ -13,12 +13,12 @@ import pytest
 from jaxguard.config import ModelConfig
 from jaxguard.world_model import latents
 from jaxguard.world_model.params import Params, build
+from jaxguard.world_model.rollout import observe
 from jaxguard.world_model.rssm import (
     RSSM,
     StepInputs,
     encode_instruction,
     encode_steps,
-    observe,
     observe_step,
     prior_logits,
     read_mode,
