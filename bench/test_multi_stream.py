@@ -20,13 +20,13 @@ FUSION, CUTOFFS = FusionParams(), Cutoffs(0.9, 0.8)
 Run = Callable[[int], np.ndarray]
 
 
-def product(config: ModelConfig, params: Params, x: np.ndarray) -> Run:
-    scorer = Scorer(config, params)
+def product(config: ModelConfig, params: Params, x: np.ndarray, precision: str = "float32") -> Run:
+    scorer = Scorer(config, params, precision=precision)
     state = scorer.start_many(np.zeros((x.shape[2], config.embed_dim), np.float32))
     return lambda i: scorer.step_many(state, *x[i % len(x)])[1]
 
 
-def torch_twin(config: ModelConfig, params: Params, x: np.ndarray, compile: bool = False) -> Run:
+def torch_twin(config: ModelConfig, params: Params, x: np.ndarray, compile: bool = False, half: bool = False) -> Run:
     import torch
 
     from bench.torch_twin.weights import twin
@@ -39,8 +39,8 @@ def torch_twin(config: ModelConfig, params: Params, x: np.ndarray, compile: bool
         state = model.start(torch.zeros(x.shape[2], config.embed_dim, device=place))
 
     def run(i: int) -> np.ndarray:
-        with torch.inference_mode():
-            return call(state, *torch.from_numpy(x[i % len(x)]).to(place))[1].cpu().numpy()
+        with torch.inference_mode(), torch.autocast(place.type, torch.bfloat16, enabled=half):
+            return call(state, *torch.from_numpy(x[i % len(x)]).to(place))[1].float().cpu().numpy()
 
     return run
 
@@ -87,10 +87,19 @@ def test_sessions_at_once(benchmark, smoke: bool, say, size: str, sessions: int)
         variants["torch eager"] = make("torch", deciding(lambda: torch_twin(config, params, x), sessions))
         variants["torch compile"] = make("torch", deciding(lambda: torch_twin(config, params, x, True), sessions))
         variants["onnxruntime"] = make("onnxruntime", deciding(lambda: onnx_runtime(config, params, x), sessions))
+        half: dict[str, tuple[str, Callable[[], Run]]] = {
+            "jax product, bfloat16": ("jax", lambda: product(config, params, x, "bfloat16")),
+            "torch eager, bfloat16": ("torch", lambda: torch_twin(config, params, x, half=True)),
+        }
+        for name, (framework, build) in half.items():
+            variants[name] = make(framework, deciding(build, sessions), dtype="bfloat16")
     expected = variants["jax product"].run(1)
     for name, variant in variants.items():
         if isinstance(variant, Variant):
-            np.testing.assert_allclose(variant.run(1), expected, atol=1e-5, err_msg=name)
+            atol = (
+                1e-5 if variant.dtype == "float32" else 0.2
+            )  # random weights; tests/test_default_guard.py has trained ones
+            np.testing.assert_allclose(variant.run(1), expected, atol=atol, err_msg=name)
     rounds = 10 if smoke else 200
     take_turns(variants, rounds, turn=10)
     read = floor.step_bytes(config)

@@ -74,8 +74,9 @@ class Scorer:
         devices: What :meth:`score` shares its lanes out to; by default all local ones where they are accelerators,
             and one where they are CPUs, whose threads share one device's work already. A risk has the same bits on
             any number of equal devices.
-        precision: Of the factors of :meth:`score`'s products, one of :data:`jaxguard.config.PRECISIONS`; sums, and all
-            of a live step, are float32. "bfloat16" doubles the rate on processors with AMX and is of no use without.
+        precision: Of the factors of products where several trajectories or sessions move on together, one of
+            :data:`jaxguard.config.PRECISIONS`; sums, and all of a single live step, are float32. "bfloat16" doubles the
+            rate on processors with AMX and is of no use without.
     """
 
     def __init__(
@@ -100,8 +101,8 @@ class Scorer:
         many = weights if precision == PRECISIONS[0] else rounded(weights, precision)
         deter, width, seen = config.deter, config.hidden, seen_dim + 2
 
-        def constants(of: StepWeights = many) -> StepWeights:
-            return jax.tree.map(jnp.asarray, of)
+        def constants(batch: int = 0) -> StepWeights:
+            return jax.tree.map(jnp.asarray, weights if batch == 1 else many)
 
         def observation(w: StepWeights, obs: jax.Array) -> jax.Array:
             return jnp.concatenate(
@@ -131,12 +132,12 @@ class Scorer:
 
         @jax.jit
         def start(ins: jax.Array) -> LiveState:
-            known = instruction(constants(weights), ins)
+            known = instruction(constants(len(ins)), ins)
             return LiveState(pack(known[:, :deter], empty_pool(len(ins), seen_dim)), known[:, deter:])
 
         @jax.jit
         def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
-            w, carry = constants(weights), state.carry
+            w, carry = constants(len(state.carry)), state.carry
             pool = Pool(carry[:, deter], carry[:, deter + 1], carry[:, deter + 2 :])
             after, read = step(w, (carry[:, :deter], pool), observation(w, x[0]), action(w, x[1]), state.given)
             return state._replace(carry=pack(*after)), read_mode(w, config, *read)
@@ -201,7 +202,8 @@ class Scorer:
     def step_many(self, state: LiveState, obs: np.ndarray, act: np.ndarray) -> tuple[LiveState, np.ndarray]:
         """As :meth:`step` for B sessions: ``obs`` and ``act`` are ``[B, E]``, risks ``[B, 2]`` (hazard, prefix).
 
-        Every B is compiled once. Bits of a session's risks may differ from those of :meth:`step`.
+        Every B is compiled once. Bits of a session's risks may differ from those of :meth:`step`, which is float32
+        whatever the scorer's precision.
         """
         shape = (len(state.carry), self.config.embed_dim)
         x = np.stack([_vectors("observations", obs, shape), _vectors("actions", act, shape)])

@@ -74,6 +74,10 @@ def test_bfloat16_rounds_lanes_and_no_live_step(
     far = np.concatenate([np.abs(found[i] - expected[i]).max(axis=1) for i in range(len(items))])
     assert found[0].dtype == np.float32
     assert (far > 1e-6).mean() > 0.9  # rounded indeed
+    (_, side_by_side), (_, plain) = (
+        own.step_many(own.start_many(table[:4]), table[4:8], table[8:12]) for own in (rounded, scorer)
+    )
+    assert 1e-6 < np.abs(side_by_side - plain).max() < 0.05
     assert np.median(far) < 5e-3
 
 
