@@ -159,6 +159,8 @@ class Curves:
 
     def write(self) -> None:
         """Writes the CSV anew; a missing value is an empty cell."""
+        if self._writer is not None:
+            self._writer.flush()
         fields = list(dict.fromkeys([*self.FIELDS, *(name for row in self._rows for name in row)]))
         with replacing(self._path) as (place,), place.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fields, restval="")

@@ -352,3 +352,19 @@ def test_damaged_curves_are_named(tmp_path: Path, content: bytes, message: str) 
     with pytest.raises(TrainingError, match=rf"curves\.csv: damaged \(.*{message}.*delete it to go on"):
         Curves(path, 3, tensorboard=False)
     assert path.read_bytes() == content
+
+
+def test_curves_for_tensorboard_hold_what_the_csv_holds(tmp_path: Path) -> None:
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    curves = Curves(tmp_path / "curves.csv", 0, tensorboard=True)
+    curves.add(10, 0, "train", {"loss": 0.5, "grad_norm": 2.0})
+    curves.add(10, 0, "validation", {"loss": 0.25})
+    curves.write()
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    content, at, found = path.read_bytes(), 0, set()
+    while at < len(content):  # length (8 bytes), its checksum (4), an event, its checksum (4)
+        size = int.from_bytes(content[at : at + 8], "little")
+        event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
+        found |= {(value.tag, event.step, value.simple_value) for value in event.summary.value}
+        at += 16 + size
+    assert found == {("train/loss", 10, 0.5), ("train/grad_norm", 10, 2.0), ("validation/loss", 10, 0.25)}
