@@ -148,7 +148,7 @@ class Curves:
                 raise TrainingError(
                     "train.tensorboard: tensorboardX is not installed; pip install 'jaxguard[tensorboard]'"
                 ) from error
-            self._writer = SummaryWriter(str(path.parent / "tensorboard"))
+            self._writer = SummaryWriter(str(path.parent / "tensorboard"), flush_secs=10)
 
     def add(self, step: int, epoch: int, split: str, values: dict[str, float]) -> None:
         """Adds one row."""
@@ -159,13 +159,16 @@ class Curves:
 
     def write(self) -> None:
         """Writes the CSV anew; a missing value is an empty cell."""
-        if self._writer is not None:
-            self._writer.flush()
         fields = list(dict.fromkeys([*self.FIELDS, *(name for row in self._rows for name in row)]))
         with replacing(self._path) as (place,), place.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fields, restval="")
             writer.writeheader()
             writer.writerows(self._rows)
+
+    def close(self) -> None:
+        """Lets TensorBoard's writer, a thread, write what it has."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _rows_until(path: Path, step: int) -> list[dict[str, Any]]:
@@ -271,7 +274,7 @@ def run_stage(
     bar = tqdm(total=stage.steps, initial=first, desc=stage.name, unit="step", disable=not progress, mininterval=0.5)
     stream = batch_stream(train, stage.batch_size, settings.seed, position, settings.balance)
     done = first
-    with bar, contextlib.closing(checkpoints):
+    with bar, contextlib.closing(checkpoints), contextlib.closing(curves):
         for done in range(first + 1, end + 1):
             after, indices = next(stream)
             state, metrics = stage.step(state, stage.batch(train, indices))

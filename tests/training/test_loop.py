@@ -359,7 +359,7 @@ def test_curves_for_tensorboard_hold_what_the_csv_holds(tmp_path: Path) -> None:
     curves = Curves(tmp_path / "curves.csv", 0, tensorboard=True)
     curves.add(10, 0, "train", {"loss": 0.5, "grad_norm": 2.0})
     curves.add(10, 0, "validation", {"loss": 0.25})
-    curves.write()
+    curves.close()
     (path,) = (tmp_path / "tensorboard").iterdir()
     content, at, found = path.read_bytes(), 0, set()
     while at < len(content):  # length (8 bytes), its checksum (4), an event, its checksum (4)
