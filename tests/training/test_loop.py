@@ -19,6 +19,7 @@ import pytest
 from training_samples import CONFIG, make, start, with_steps
 
 from jaxguard.config import Config
+from jaxguard.training import loop
 from jaxguard.training.checkpoints import Checkpoints
 from jaxguard.training.episodes import Episodes, TrainingError
 from jaxguard.training.loop import Curves, Position, StageResult, batch_stream, train_stage
@@ -269,11 +270,12 @@ def test_select_chooses_the_best_or_the_last_parameters(
     """Validation losses 1.0, 0.5 and 0.9 at steps 5, 10 and 12."""
     seen: list[Params] = []
 
-    def pretend(_config: Config, _stage: int, _function: object, params: Params, _: Episodes) -> dict[str, float]:
+    def pretend(params: Params, _: Episodes) -> dict[str, float]:
         seen.append(jax.tree.map(np.array, params))
         return {"loss": [1.0, 0.5, 0.9][(len(seen) - 1) % 3]}
 
-    monkeypatch.setattr("jaxguard.training.loop.validate", pretend)
+    made = loop.stage_of
+    monkeypatch.setattr(loop, "stage_of", lambda *given: dataclasses.replace(made(*given), validate=pretend))
     last = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, select="last"))
     best = run(tmp_path / "best")
     same(best.params, seen[1])
