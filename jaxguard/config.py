@@ -170,6 +170,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "stage2.input_dropout": 0.0,
         "stage2.weight_decay": 0.0,
         "stage2.train_core": False,
+        "stage2.world_model_scale": 0.25,
         "stage2.positive_weight": 1.0,
         "stage2.pooled": False,
         "train.balance": False,
