@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import jaxguard
+from jaxguard.features.store import FeatureStore
+from jaxguard.features.texts import trajectory_texts
 from jaxguard.guard import Guard
 from jaxguard.ranking import auroc
 from jaxguard.shipping import CARD
@@ -49,26 +51,33 @@ def test_it_tells_drift_runs_apart_that_it_has_not_seen(guard: Guard) -> None:
     assert auroc(risks, unsafe) >= 0.8
 
 
-def agreement(guard: Guard, runs: Iterable[Trajectory]) -> tuple[float, int]:
+def agreement(guard: Guard, runs: Iterable[Trajectory], path: Path) -> tuple[float, int]:
     """Share of steps on which bfloat16 and float32 decide alike, and the number of steps with an alert."""
     runs = list(runs)
+    texts = list(dict.fromkeys(text for run in runs for text in trajectory_texts(run).unique()))
+    store = FeatureStore.create_or_open(path, guard.encoder.fingerprint, guard.encoder.dim)
+    store.add(texts, guard.encoder.encode(texts))
     one, other = (
-        np.concatenate([s.decision for s in dataclasses.replace(guard, precision=precision).score(runs)])
+        np.concatenate([s.decision for s in dataclasses.replace(guard, precision=precision).score(runs, store)])
         for precision in ("float32", "bfloat16")
     )
     return float((one == other).mean()), int((one > 0).sum())
 
 
-def test_bfloat16_decides_as_float32_does_on_drift(guard: Guard) -> None:
-    share, alerts = agreement(guard, generate(80, seed=12))
+def test_bfloat16_decides_as_float32_does_on_drift(guard: Guard, tmp_path: Path) -> None:
+    share, alerts = agreement(guard, generate(80, seed=12), tmp_path / "features")
     assert alerts >= 20
     assert share >= 0.999
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["agentdyn/gpt-4o-2024-08-06.jsonl.gz", "stepshield/test.jsonl.gz"])
-def test_bfloat16_decides_as_float32_does_on_real_steps(guard: Guard, data_dir: Path, name: str) -> None:
-    runs = (run for outcome in ArchiveReader().read_local(data_dir / name) for run in outcome.trajectories)
-    share, alerts = agreement(guard, itertools.islice(runs, 300))
-    assert alerts >= 5
+@pytest.mark.parametrize(("files", "stride"), [("agentdyn/*.jsonl.gz", 2), ("stepshield/test.jsonl.gz", 10)])
+def test_bfloat16_decides_as_float32_does_on_real_steps(
+    guard: Guard, data_dir: Path, tmp_path: Path, files: str, stride: int
+) -> None:
+    """On some ten thousand steps of AgentDyn and seven thousand of StepShield; one in a thousand needs as many."""
+    outcomes = (outcome for path in sorted(data_dir.glob(files)) for outcome in ArchiveReader().read_local(path))
+    runs = (run for outcome in outcomes for run in outcome.trajectories)
+    share, alerts = agreement(guard, itertools.islice(runs, 0, None, stride), tmp_path / "features")
+    assert alerts >= 20
     assert share >= 0.999
