@@ -278,6 +278,7 @@ def _embed(arguments: argparse.Namespace) -> None:
             store,
             encoder,
             thought=config.data.thought,
+            grounded=config.model.grounded,
             progress=lambda _stored, windows: bar.update(windows - bar.n),
         )
     _say(

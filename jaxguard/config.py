@@ -119,6 +119,9 @@ class EncoderConfig:
 class ModelConfig:
     """Sizes of the world model: D ``deter``, S ``stoch`` categoricals of C ``classes``, E ``embed_dim``.
 
+    With ``grounded`` an action is given by two vectors: the call's, and that of what the run has said so far of the
+    things that the call names (:func:`jaxguard.features.grounding.excerpts`).
+
     The last three take parts of it away, for ablations (paper, table 5). Without ``recurrent`` every step starts from
     the instruction's state, so that nothing is carried over. Without ``successor`` risk is read at the current state
     (h_t, z_t) instead of the predicted one. ``heads`` other than ``"both"`` leaves ``"hazard"`` or ``"prefix"``; the
@@ -133,6 +136,7 @@ class ModelConfig:
     unimix: float = 0.01
     adapter_dim: int = 64
     adapter_scale: float = 0.25
+    grounded: bool = False
     recurrent: bool = True
     successor: bool = True
     heads: str = "both"
@@ -143,6 +147,11 @@ class ModelConfig:
         require_at_most(self, "model", LARGEST_SIZE, *sizes)
         require(0.0 <= self.unimix < 1.0, "model.unimix", self.unimix, "a share in [0, 1)")
         require(self.heads in ("both", "hazard", "prefix"), "model.heads", self.heads, "'both', 'hazard' or 'prefix'")
+
+    @property
+    def act_dim(self) -> int:
+        """A, values of an action: E for each of its vectors."""
+        return self.embed_dim * (2 if self.grounded else 1)
 
     @property
     def kept(self) -> tuple[float, float]:
@@ -174,6 +183,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "stage2.positive_weight": 1.0,
         "stage2.pooled": False,
         "train.balance": False,
+        "model.grounded": False,
         "decision.max_lost": 0.0,
     },
 }

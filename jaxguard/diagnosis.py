@@ -168,9 +168,8 @@ def stage1_params(folder: Path, config: Config) -> Params:
 
 
 def embeddings(episodes: Episodes) -> np.ndarray:
-    """``[N, 2E]``: observation and action of every step, trajectory after trajectory."""
-    table = episodes.table
-    return np.concatenate([np.hstack([table[obs[:-1]], table[act]]) for obs, act, _ in episodes.rows])
+    """``[N, E + A]``: observation and action of every step, trajectory after trajectory."""
+    return np.concatenate([np.hstack(episodes.vectors(index)[:2]) for index in range(len(episodes))])
 
 
 def halves(groups: Sequence[str]) -> np.ndarray:

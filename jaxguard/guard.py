@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from jaxguard.decision.calibration import Calibration
 from jaxguard.decision.evidence import EvidenceState, advance
 from jaxguard.decision.policy import Mode, decide_step
 from jaxguard.decision.scored import ScoredTrajectory, judge
+from jaxguard.features.characters import well_formed
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
+from jaxguard.features.grounding import EXCERPT_VERSION, Grounding
 from jaxguard.features.shards import LARGEST_VALUE, usable
 from jaxguard.features.store import FeatureStore
-from jaxguard.features.texts import trajectory_texts, well_formed
+from jaxguard.features.texts import trajectory_texts
 from jaxguard.sessions import Proposal, ScoringSession
 from jaxguard.settings import from_dict, to_dict
 from jaxguard.types import Decision, JaxguardError, Trajectory, Verdict
@@ -149,7 +151,8 @@ class Guard:
                 f"model.embed_dim is {self.config.model.embed_dim}, but the encoder {self.encoder.fingerprint} "
                 f"makes {self.encoder.dim} values per text"
             )
-        self.weights = model_hash(self.params, to_dict(self.config.model), self.config.data.thought)
+        read = [EXCERPT_VERSION] if self.config.model.grounded else []
+        self.weights = model_hash(self.params, self.config.model, self.config.data.thought, *read)
         self._scorer: Scorer | None = None
         if self.calibration is not None:
             self.calibration.check(encoder=self.encoder.fingerprint.short, weights=self.weights)
@@ -190,8 +193,10 @@ class Guard:
         def every() -> Iterator[packing.Texts]:
             for position, trajectory in enumerate(trajectories):
                 held[position] = trajectory
-                texts = trajectory_texts(trajectory, thought=self.config.data.thought)
-                yield texts.observations[:-1], texts.actions, texts.instruction
+                texts = trajectory_texts(
+                    trajectory, thought=self.config.data.thought, grounded=self.config.model.grounded
+                )
+                yield packing.Texts(texts.observations[:-1], texts.actions, texts.said, texts.instruction)
 
         for position, risks in self.scorer.score(packing.sequences(every(), vectors.rows), vectors.gather):
             yield position, held.pop(position), risks
@@ -283,7 +288,15 @@ class Guard:
             return guard if calibration is None else guard.calibrated(calibration)
 
 
-class Session(ScoringSession[Verdict, tuple[LiveState, EvidenceState]]):
+class _After(NamedTuple):
+    """What a session moves on to when a call runs."""
+
+    world: LiveState
+    evidence: EvidenceState
+    observation: str
+
+
+class Session(ScoringSession[Verdict, _After]):
     """Live verdicts of a guard; see :class:`~jaxguard.sessions.LiveSession`. A call that cannot be scored is HOLD."""
 
     misuse = GuardError
@@ -300,23 +313,27 @@ class Session(ScoringSession[Verdict, tuple[LiveState, EvidenceState]]):
         self._vectors = LiveVectors(guard.encoder)
         self._state: LiveState | None = None  # made by the first check, so that its failure is held too
         self._evidence = EvidenceState()
+        self._seen = Grounding(escaped=True) if guard.config.model.grounded else None
 
-    def _score(self, proposal: Proposal) -> tuple[Verdict, tuple[LiveState, EvidenceState]]:
+    def _score(self, proposal: Proposal) -> tuple[Verdict, _After]:
         model = self._guard.scorer
         start = self._state
         if start is None:
             start = model.start(self._vectors([self._instruction], live=False)[0])
-        observation, action = self._vectors([proposal.observation, proposal.action])
-        state, hazard, prefix = model.step(start, observation, action)
+        said = [] if self._seen is None else [self._seen.excerpt(proposal.step)]
+        observation, *action = self._vectors([proposal.observation, proposal.action, *said])
+        state, hazard, prefix = model.step(start, observation, np.concatenate(action))
         if not (math.isfinite(hazard) and math.isfinite(prefix)):
             raise GuardError(f"world model: hazard {hazard} and prefix risk {prefix}, expected finite ones")
         evidence_state, evidence = advance(self._evidence, hazard, prefix, self._calibration.fusion)
         self._state = start  # not before its step was scored: what failed must not stay
         decision, margin = decide_step(evidence.hazard, evidence.fused, self._cutoffs)
-        return self._verdict(decision, tuple(evidence), margin), (state, evidence_state)
+        return self._verdict(decision, tuple(evidence), margin), _After(state, evidence_state, proposal.observation)
 
-    def _adopt(self, state: tuple[LiveState, EvidenceState]) -> None:
-        self._state, self._evidence = state
+    def _adopt(self, state: _After) -> None:
+        self._state, self._evidence = state.world, state.evidence
+        if self._seen is not None:
+            self._seen.add(state.observation)
 
     def _hold(self, error: str) -> Verdict:
         return self._verdict(Decision.HOLD, (math.nan,) * 5, math.nan, error)

@@ -75,6 +75,7 @@ def run_episodes(run: Run[Config], name: str, *, whole: bool = False) -> Episode
         max_steps=max(map(len, part), default=0) if whole else config.train.max_steps,
         unlabelled_hazard=config.stage2.unlabelled_hazard,
         thought=config.data.thought,
+        grounded=config.model.grounded,
         part=name,
     )
 

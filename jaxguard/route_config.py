@@ -126,6 +126,7 @@ class RouteConfig:
     def __post_init__(self) -> None:
         full = self.model.successor and self.model.heads == "both"
         require(full, "model", "successor or heads taken away", "neither: a router reads the successor, and no risks")
+        require(not self.model.grounded, "model.grounded", True, "false: a router has texts of its own for that")
         require(not self.train.half, "train.half", True, "false: bundles of routers hold full precision")
 
 

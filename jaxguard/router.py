@@ -16,11 +16,11 @@ from jaxguard.bundles import WEIGHTS, Kind
 from jaxguard.decision.explain import explain, missing_arguments
 from jaxguard.decision.policy import Mode
 from jaxguard.decision.routing import Routing, route_step
+from jaxguard.features.characters import well_formed
 from jaxguard.features.encoder import Encoder, load_encoder
 from jaxguard.features.fingerprint import EncoderFingerprint
 from jaxguard.features.grounding import GROUNDING_VERSION, Grounding
 from jaxguard.features.store import FeatureStore, MissingTexts
-from jaxguard.features.texts import well_formed
 from jaxguard.guard import Guard, GuardError, LiveVectors, TextVectors
 from jaxguard.route_config import RouteConfig
 from jaxguard.sessions import Checked, LiveSession, Proposal, ScoringSession
@@ -98,7 +98,7 @@ class Router:
         seen = self.config.route
         self.source = model_hash(
             self.params,
-            to_dict(self.config.model),
+            self.config.model,
             self.config.data.thought,
             [seen.memory, seen.grounding, seen.recurrence, GROUNDING_VERSION],
             self.encoder.fingerprint.short,

@@ -284,9 +284,8 @@ def transfer_run(
             f"trajectories: {len(shared)} of them trained or calibrated this guard (e.g. {shared[0]!r}), expected "
             "others"
         )
-    texts = dict.fromkeys(
-        text for t in there for text in trajectory_texts(t, thought=guard.config.data.thought).unique()
-    )
+    read = {"thought": guard.config.data.thought, "grounded": guard.config.model.grounded}
+    texts = dict.fromkeys(text for t in there for text in trajectory_texts(t, **read).unique())
     if missing := vectors.missing(list(texts)):
         raise RunError(
             f"feature store {vectors.path}: {len(missing):,} of {len(texts):,} texts have no vector; run `jaxguard "
@@ -384,7 +383,7 @@ def baselines(run: Run[Config], test: Sequence[Trajectory]) -> dict[str, Baselin
 
 def step_reader(run: Run[Config]) -> StepReader:
     """Looks up what a guard reads of a trajectory, for rivals."""
-    return StepReader(run.store.get, thought=run.config.data.thought)
+    return StepReader(run.store.get, run.config.data.thought, run.config.model.grounded)
 
 
 def _labelled_validation(run: Run[Config]) -> list[Trajectory]:
@@ -484,9 +483,10 @@ def live_latency(guard: Guard, trajectories: Sequence[Trajectory], store: Featur
     trajectory = max(trajectories, key=len, default=None)
     if trajectory is None or not trajectory.steps:
         return {}
-    texts = trajectory_texts(trajectory, thought=guard.config.data.thought)
-    observations, actions = store.get(texts.observations[:-1]), store.get(texts.actions)
-    state = guard.scorer.start(store.get([texts.instruction])[0])
+    observations, actions, instruction = StepReader(store.get, guard.config.data.thought, guard.config.model.grounded)(
+        trajectory
+    )
+    state = guard.scorer.start(instruction)
     guard.scorer.step(state, observations[0], actions[0])
     times = []
     for i in range(300):

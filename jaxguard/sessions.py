@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from jaxguard.decision.policy import Mode
-from jaxguard.features.texts import action_text, well_formed
+from jaxguard.features.characters import well_formed
+from jaxguard.features.texts import action_text
 from jaxguard.traces.readers.calls import parse_arguments
 from jaxguard.types import JaxguardError, Step
 

@@ -20,19 +20,18 @@ from jaxguard.types import Trajectory
 
 
 def step_features(obs: np.ndarray, act: np.ndarray, ins: np.ndarray) -> np.ndarray:
-    """``[T, 3E]``: observation, action and instruction of each step of a trajectory."""
-    return np.concatenate([obs, act, np.broadcast_to(ins, act.shape)], axis=1)
+    """``[T, 2E + A]``: observation, action and instruction of each step of a trajectory."""
+    return np.concatenate([obs, act, np.broadcast_to(ins, obs.shape)], axis=1)
 
 
 STEPWISE: dict[str, Features] = {"step": step_features, "pooled": pooled_features}
 
 
 def bag_features(episodes: Episodes, index: int) -> np.ndarray:
-    """``[5E]``: mean and maximum of a trajectory's observations and actions, and the instruction."""
-    observations, actions, instruction = episodes.rows[index]
-    parts = [episodes.table[observations[:-1]], episodes.table[actions]]
+    """``[3E + 2A]``: mean and maximum of a trajectory's observations and actions, and the instruction."""
+    *parts, instruction = episodes.vectors(index)
     pooled = [f for part in parts for f in (part.mean(axis=0), part.max(axis=0))]
-    return np.concatenate([*pooled, episodes.table[instruction]])
+    return np.concatenate([*pooled, instruction])
 
 
 class LogisticRival(PrefixRival):

@@ -29,7 +29,7 @@ class StepMLP(nnx.Module):
     """The current step alone: two hidden layers over ``[o_t, a_t, e]``."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.block = Block(3 * config.embed_dim, config.hidden, rngs=rngs)
+        self.block = Block(2 * config.embed_dim + config.act_dim, config.hidden, rngs=rngs)
         self.mlp = MLP(config.hidden, config.hidden, RISKS, rngs=rngs)
 
     def __call__(self, obs: jax.Array, act: jax.Array, ins: jax.Array) -> jax.Array:
@@ -40,9 +40,9 @@ class TraceGRU(nnx.Module):
     """A recurrent summary of the run so far: the guard's kind of core over ``[o_t, a_t]``, without latents."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        e, d = config.embed_dim, config.deter
+        e, a, d = config.embed_dim, config.act_dim, config.deter
         self.start = nnx.Linear(e, d, rngs=rngs)
-        self.core = GRUCore(e, e, d, rngs=rngs)
+        self.core = GRUCore(e, a, d, rngs=rngs)
         self.head = MLP(d + e, config.hidden, RISKS, rngs=rngs)
 
     def __call__(self, obs: jax.Array, act: jax.Array, ins: jax.Array) -> jax.Array:
@@ -83,7 +83,7 @@ class Transformer(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width, hidden = transformer_sizes(config)
         self.instruction = nnx.Linear(config.embed_dim, width, rngs=rngs)
-        self.step = nnx.Linear(2 * config.embed_dim, width, rngs=rngs)
+        self.step = nnx.Linear(config.embed_dim + config.act_dim, width, rngs=rngs)
         self.layers = nnx.List([Layer(width, hidden, rngs=rngs) for _ in range(LAYERS)])
         self.norm = nnx.LayerNorm(width, epsilon=EPSILON, use_fast_variance=False, rngs=rngs)
         self.out = nnx.Linear(width, RISKS, rngs=rngs)
@@ -121,7 +121,12 @@ def transformer_sizes(config: ModelConfig) -> tuple[int, int]:
 
 def _feed_forward(config: ModelConfig, width: int, parameters: int) -> int:
     """The feed-forward size with which the whole has so many parameters; may be negative."""
-    ends = (config.embed_dim + 1) * width + (2 * config.embed_dim + 1) * width + 2 * width + (width + 1) * RISKS
+    ends = (
+        (config.embed_dim + 1) * width
+        + (config.embed_dim + config.act_dim + 1) * width
+        + 2 * width
+        + (width + 1) * RISKS
+    )
     layer = 4 * width + 4 * width * (width + 1) + width  # norms, attention, bias of the way down
     return round((parameters - ends - LAYERS * layer) / (LAYERS * (2 * width + 1)))
 

@@ -67,7 +67,7 @@ class StepVectors(NamedTuple):
     """What the guard itself reads of a run of T steps."""
 
     obs: np.ndarray  # [T, E], o_0 .. o_{T-1}
-    act: np.ndarray  # [T, E]
+    act: np.ndarray  # [T, A]
     ins: np.ndarray  # [E]
 
 
@@ -78,17 +78,20 @@ class StepReader:
     Attributes:
         lookup: ``texts -> [N, E]``, e.g. ``FeatureStore.get``.
         thought: The agent's reasoning stands before each action.
+        grounded: What was said of the things that an action names stands beside it.
     """
 
     lookup: Callable[[Sequence[str]], np.ndarray]
     thought: bool = False
+    grounded: bool = False
 
     def __call__(self, trajectory: Trajectory) -> StepVectors:
         """Vectors of the steps; the result of the last call is not read."""
-        texts = trajectory_texts(trajectory, thought=self.thought)
+        texts = trajectory_texts(trajectory, thought=self.thought, grounded=self.grounded)
         count = len(trajectory)
-        found = self.lookup((*texts.observations[:count], *texts.actions, texts.instruction))
-        return StepVectors(found[:count], found[count:-1], found[-1])
+        found = self.lookup((*texts.observations[:count], *texts.actions, *texts.said, texts.instruction))
+        obs, act, said = found[:count], found[count : 2 * count], found[2 * count : -1]
+        return StepVectors(obs, np.concatenate([act, said], axis=1) if self.grounded else act, found[-1])
 
 
 def blind(trajectory: Trajectory) -> Trajectory:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
-from jaxguard.features.texts import visible
+from jaxguard.features.characters import visible
 from jaxguard.types import Route, Step
 
 LONGEST_QUOTE = 200

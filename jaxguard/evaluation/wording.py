@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxguard.evaluation.bootstrap import Interval
-from jaxguard.features.texts import visible
+from jaxguard.features.characters import visible
 
 STEP_METRICS = frozenset({"mas"})
 

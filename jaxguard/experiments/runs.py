@@ -47,7 +47,9 @@ def missing_data(plan: Plan, out: Path, name: str) -> list[str]:
             write_made(generate(drift.trajectories, drift.seed), Path(path))
         encoder = load_encoder(config.encoder)
         store = FeatureStore.create_or_open(Path(config.data.store), encoder.fingerprint, encoder.dim)
-        embed(read_trajectories(Path(path)), store, encoder, thought=config.data.thought)
+        embed(
+            read_trajectories(Path(path)), store, encoder, thought=config.data.thought, grounded=config.model.grounded
+        )
     return [path for path in (*config.data.trajectories, config.data.store) if not Path(path).exists()]
 
 

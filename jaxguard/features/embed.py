@@ -52,6 +52,7 @@ def embed(
     encoder: Encoder,
     *,
     thought: bool = False,
+    grounded: bool = False,
     chunk_texts: int = _CHUNK_TEXTS,
     progress: Callable[[int, int], object] | None = None,
 ) -> EmbedReport:
@@ -64,6 +65,7 @@ def embed(
 
     Args:
         thought: Put the agent's reasoning before each action.
+        grounded: Include what was said of the things that each action names.
         chunk_texts: New texts per shard.
         progress: Called after each batch and each chunk with (texts stored, windows encoded) so far.
 
@@ -100,9 +102,9 @@ def embed(
             add_windows(0)
 
     for trajectory in trajectories:
-        texts = trajectory_texts(trajectory, thought=thought)
+        texts = trajectory_texts(trajectory, thought=thought, grounded=grounded)
         count_trajectories += 1
-        count_texts += 1 + len(texts.observations) + len(texts.actions)
+        count_texts += 1 + len(texts.observations) + len(texts.actions) + len(texts.said)
         distinct = dict.fromkeys(texts.unique())
         if "reviews" in trajectory.metadata:
             known = route_texts(trajectory)

@@ -7,8 +7,11 @@ only where it stands as a whole: ``plan`` is not mentioned by ``plan.q1``, ``pla
 ``plan.`` and ``/plan/``.
 A pooled vector of a whole observation or memory mixes what is said of several things; these do not.
 
-Neither looks at anything after the step's proposal (pre-action rule). Any change of what is written here raises
-:data:`GROUNDING_VERSION`, which routers carry.
+A guard reads an *excerpt* instead: no more than a few lines, cut around the values, with the line breaks of JSON taken
+for breaks. An instruction that came with a tool's result then stands beside the call that follows it.
+
+None looks at anything after the step's proposal (pre-action rule). Any change of what is written here raises
+:data:`GROUNDING_VERSION`, which routers carry, or :data:`EXCERPT_VERSION`, which guards do.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxguard.features.texts import well_formed
+from jaxguard.features.characters import well_formed
 from jaxguard.traces.snapshots import memory_of
 from jaxguard.types import Step, Trajectory
 
 GROUNDING_VERSION = 3
+EXCERPT_VERSION = 1
 
 # Shorter values ("on", "7") are found everywhere, longer ones are contents rather than names.
 SHORTEST, LONGEST = 3, 120
+# Of an excerpt: characters in all, of a line left whole, of a cut one before and after the value; lines of a value.
+EXCERPT, LINE, BEFORE, AFTER, LINES = 300, 300, 150, 100, 2
 
 _SENTENCE = re.compile(r"\n+|(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+")
@@ -71,9 +77,11 @@ class Grounding:
 
     Args:
         memory: The user's memory.
+        escaped: The two characters of a line break in JSON end a line as well.
     """
 
-    def __init__(self, memory: str) -> None:
+    def __init__(self, memory: str = "", *, escaped: bool = False) -> None:
+        self._escaped = escaped
         self._memory = _Sentences(well_formed(memory))
         self._seen: list[_Sentences] = []
         self._latest = self._memory  # what was taken apart last: a step that runs was read before
@@ -90,17 +98,35 @@ class Grounding:
         now = self._apart(step.observation)
         found: dict[int, set[int]] = {}
         for value in values:
-            if lines := now.mentioning(value):
-                found.setdefault(len(self._seen), set()).update(lines)
-                continue
-            for place in reversed(_rarest(self._places, value)):
-                if lines := self._seen[place].mentioning(value):
-                    found.setdefault(place, set()).update(lines)
-                    break
+            place, lines = self._last(value, now)
+            if lines:
+                found.setdefault(place, set()).update(lines)
         places = [(self._seen[place] if place < len(self._seen) else now, found[place]) for place in sorted(found)]
         evidence = " ".join(seen.lines[i] for seen, own in places for i in sorted(own))
         noted = sorted({i for value in values for i in self._memory.mentioning(value)})
         return evidence, " ".join(self._memory.lines[i] for i in noted)
+
+    def excerpt(self, step: Step) -> str:
+        """What the trace last said of the things that a proposed step names, at most 300 characters.
+
+        Of each value the first two lines of the latest observation that mentions it; changes nothing.
+        """
+        now = self._apart(step.observation)
+        found: dict[str, None] = {}
+        for value in named(step):
+            place, lines = self._last(value, now)
+            seen = self._seen[place] if place < len(self._seen) else now
+            found.update(dict.fromkeys(_around(seen.lines[at], value) for at in lines[:LINES]))
+        return " ".join(found)[:EXCERPT]
+
+    def _last(self, value: str, now: _Sentences) -> tuple[int, list[int]]:
+        """The number of the latest observation that mentions a value, and the lines that do; no lines if none does."""
+        if lines := now.mentioning(value):
+            return len(self._seen), lines
+        for place in reversed(_rarest(self._places, value)):
+            if lines := self._seen[place].mentioning(value):
+                return place, lines
+        return 0, []
 
     def add(self, observation: str) -> None:
         """Takes up what a step that ran had before it."""
@@ -110,6 +136,8 @@ class Grounding:
 
     def _apart(self, observation: str) -> _Sentences:
         text = well_formed(observation)
+        if self._escaped:
+            text = text.replace("\\n", "\n")
         if text != self._latest.text:
             self._latest = _Sentences(text)
         return self._latest
@@ -178,6 +206,12 @@ class _Sentences:
     def mentioning(self, value: str) -> list[int]:
         """Lines in which a value stands as a whole, not as a part of a longer name."""
         return [at for at in _rarest(self.words, value) if _mentions(self._lower[at], value)]
+
+
+def _around(line: str, value: str) -> str:
+    """The line, or where it is long the part around the value."""
+    at = line.lower().find(value)
+    return (line if len(line) <= LINE else line[max(0, at - BEFORE) : at + len(value) + AFTER]).strip()
 
 
 def _rarest(places: Mapping[str, list[int]], value: str) -> list[int]:

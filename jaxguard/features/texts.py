@@ -9,14 +9,15 @@ part of every encoder fingerprint.
 from __future__ import annotations
 
 import json
-import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jaxguard.features.characters import well_formed
+from jaxguard.features.grounding import Grounding
 from jaxguard.types import JaxguardError, Step, Trajectory
 
 TEMPLATE_VERSION = 1
 
-_BIDI = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -30,29 +31,17 @@ class TrajectoryTexts:
         observations: T + 1 texts; ``observations[t]`` is visible before action t, the last one is what
             became visible after the last action (a prediction target, never an input of a score).
         actions: T texts, one per proposed call.
+        said: T texts, where they were asked for: what the trace last said of the things that each call names.
     """
 
     instruction: str
     observations: tuple[str, ...]
     actions: tuple[str, ...]
+    said: tuple[str, ...] = ()
 
     def unique(self) -> tuple[str, ...]:
         """Every distinct text once, in order of first appearance."""
-        return tuple(dict.fromkeys((self.instruction, *self.observations, *self.actions)))
-
-
-def well_formed(text: str) -> str:
-    """Return ``text`` with surrogate pairs joined and lone surrogates replaced by U+FFFD.
-
-    Python strings may hold surrogates (``json.loads`` lets them through), UTF-8 and tokenizers may not.
-    """
-    if text.isascii():
-        return text
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+        return tuple(dict.fromkeys((self.instruction, *self.observations, *self.actions, *self.said)))
 
 
 def action_text(step: Step, *, thought: bool = False) -> str:
@@ -79,10 +68,15 @@ def action_text(step: Step, *, thought: bool = False) -> str:
     return well_formed(f"{step.thought}\n{call}" if thought and step.thought else call)
 
 
-def trajectory_texts(trajectory: Trajectory, *, thought: bool = False) -> TrajectoryTexts:
+def trajectory_texts(trajectory: Trajectory, *, thought: bool = False, grounded: bool = False) -> TrajectoryTexts:
     """Return the texts of ``trajectory``; see :class:`TrajectoryTexts` for the lengths.
 
-    ``observations[t]`` and ``actions[t]`` depend on step t alone (the pre-action rule).
+    ``observations[t]`` and ``actions[t]`` depend on step t alone, ``said[t]`` on steps 0..t (the pre-action rule).
+
+    Args:
+        trajectory: Any trajectory.
+        thought: Put the agent's reasoning before each action.
+        grounded: Give ``said``.
 
     Raises:
         JaxguardError: As :func:`action_text`, with the trajectory named.
@@ -98,19 +92,12 @@ def trajectory_texts(trajectory: Trajectory, *, thought: bool = False) -> Trajec
             well_formed(trajectory.final_observation),
         ),
         actions=actions,
+        said=tuple(_said(trajectory)) if grounded else (),
     )
 
 
-def visible(text: str) -> str:
-    """Text without characters that move a cursor, reverse the reading order or break a line.
-
-    Line breaks and tabs become spaces; other control characters, lone surrogates and bidirectional
-    overrides become U+FFFD, so that nobody can hide an argument from a reviewer.
-    """
-    return "".join(_visible(c) for c in text)
-
-
-def _visible(char: str) -> str:
-    if char in "\n\r\t\u2028\u2029":
-        return " "
-    return "\ufffd" if char in _BIDI or unicodedata.category(char) in ("Cc", "Cs") else char
+def _said(trajectory: Trajectory) -> Iterator[str]:
+    seen = Grounding(escaped=True)
+    for step in trajectory.steps:
+        yield seen.excerpt(step)
+        seen.add(step.observation)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxguard.features.texts import well_formed
+from jaxguard.features.characters import well_formed
 from jaxguard.types import JaxguardError
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from typing import IO
 
 import numpy as np
 
-from jaxguard.features.texts import trajectory_texts, well_formed
+from jaxguard.features.characters import well_formed
+from jaxguard.features.texts import trajectory_texts
 from jaxguard.results import Member
 from jaxguard.traces.reading import TALLIED, Outcome, tally
 from jaxguard.types import JaxguardError, Step, Trajectory
@@ -97,7 +98,7 @@ class Block:
         keys = "".join(member.key for member in self.members)
         return f"{hashlib.blake2b(keys.encode(), digest_size=16).hexdigest()}-00000"
 
-    def add(self, outcome: Outcome, thought: bool) -> None:
+    def add(self, outcome: Outcome, thought: bool, grounded: bool) -> None:
         """Takes up one record of the last member."""
         file = self.members[-1].file
         counts = self.tallies[-1]
@@ -114,8 +115,9 @@ class Block:
         made: list[tuple[Trajectory, Texts]] = []
         try:
             for trajectory in outcome.trajectories:
-                texts = trajectory_texts(trajectory, thought=thought)
-                made.append((trajectory, (texts.observations[:-1], texts.actions, texts.instruction)))
+                texts = trajectory_texts(trajectory, thought=thought, grounded=grounded)
+                own = Texts(texts.observations[:-1], texts.actions, texts.said, texts.instruction)
+                made.append((trajectory, own))
         except JaxguardError as error:
             reason = str(error)
         if reason:
@@ -132,7 +134,7 @@ class Block:
         self.tools += [well_formed(step.tool) for step in steps]
         self.call_ids += [well_formed(step.call_id) for step in steps]
         self.unobserved += [step.unobserved for step in steps]
-        self.chars += sum(map(len, texts[0])) + sum(map(len, texts[1])) + len(texts[2])
+        self.chars += sum(map(len, texts.every()))
         self.chars += len(trajectory.id) * (len(steps) + 1) + sum(len(step.call_id) for step in steps)
         self._keep(trajectory)
         metadata = json.dumps(dict(trajectory.metadata), sort_keys=True)
@@ -186,20 +188,14 @@ class Block:
         """Every text that is looked up."""
         for item in self.items:
             assert item.texts is not None
-            yield from item.texts[0]
-            yield from item.texts[1]
-            yield item.texts[2]
+            yield from item.texts.every()
 
     def look_up(self, rows: Mapping[str, int]) -> None:
         """Takes the rows of all :meth:`texts`, and forgets the texts."""
         for item in self.items:
             assert item.texts is not None
-            obs, act, ins = item.texts
-            item.sequence = Sequence(
-                np.array([rows[text] for text in obs], np.int64),
-                np.array([rows[text] for text in act], np.int64),
-                rows[ins],
-            )
+            every = item.texts.every()
+            item.sequence = item.texts.sequence(np.fromiter((rows[text] for text in every), np.int64, len(every)))
             item.texts = None
         lengths = np.array([item.length for item in self.items], np.int64)
         self.starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -225,7 +221,7 @@ def _spool() -> IO[bytes]:
     return tempfile.TemporaryFile()  # closed when the block is written
 
 
-def blocks(outcomes: Iterable[Outcome], key: str, file: str, thought: bool) -> Iterator[Block]:
+def blocks(outcomes: Iterable[Outcome], key: str, file: str, thought: bool, grounded: bool) -> Iterator[Block]:
     """The records of a file in blocks; at least one, of which the last is marked.
 
     Args:
@@ -233,13 +229,14 @@ def blocks(outcomes: Iterable[Outcome], key: str, file: str, thought: bool) -> I
         key: Content key of the file.
         file: Its name.
         thought: Put the agent's reasoning before each action.
+        grounded: Read what was said of the things that each action names.
     """
     block = Block([Member(key, file, 0, False)])
     for outcome in outcomes:
         if block.full:
             yield block
             block = Block([Member(key, file, block.members[0].number + 1, False)])
-        block.add(outcome, thought)
+        block.add(outcome, thought, grounded)
     block.members = [replace(block.members[0], last=True)]
     yield block
 

@@ -244,7 +244,9 @@ class Run:
             nonlocal read
             read = source.size * position // whole
 
-        for block in blocks(reader.read_local(path, at), key, source.name, self._guard.config.data.thought):
+        config = self._guard.config
+        outcomes = reader.read_local(path, at)
+        for block in blocks(outcomes, key, source.name, config.data.thought, config.model.grounded):
             try:
                 after = os.stat(path)
             except OSError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxguard.config import Stage2Config
-from jaxguard.features.store import FeatureStore
+from jaxguard.features.store import FeatureStore, MissingTexts
 from jaxguard.features.texts import trajectory_texts
 from jaxguard.types import JaxguardError, Trajectory
 from jaxguard.world_model.losses import Batch
@@ -34,7 +34,8 @@ class Episodes:
     Attributes:
         table: ``[N, E]`` float32, the vector of every distinct text.
         ids: One per trajectory.
-        rows: Per trajectory the table rows of observations ``[T+1]``, actions ``[T]`` and instruction.
+        rows: Per trajectory the table rows of observations ``[T+1]``, actions ``[T]`` (or ``[T, 2]``, of two vectors
+            each) and instruction.
         new_observation: Per trajectory ``[T]`` bool: the observation after step t exists and is not
             shared with a parallel call (stage 1 predicts only these).
         hazard_step: First hazard step that supervises; -1 for a safe trajectory, -2 where nothing does.
@@ -61,9 +62,9 @@ class Episodes:
         return np.array([len(actions) for _, actions, _ in self.rows], np.int64)
 
     def vectors(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Observations ``[T, E]``, actions ``[T, E]`` and instruction ``[E]`` of a trajectory's steps."""
+        """Observations ``[T, E]``, actions ``[T, A]`` and instruction ``[E]`` of a trajectory's steps."""
         observations, actions, instruction = self.rows[index]
-        return self.table[observations[:-1]], self.table[actions], self.table[instruction]
+        return self.table[observations[:-1]], flat(self.table[actions]), self.table[instruction]
 
     @property
     def digest(self) -> str:
@@ -73,6 +74,11 @@ class Episodes:
         for (observations, actions, instruction), fresh in zip(self.rows, self.new_observation, strict=True):
             digest.update(repr((observations.tolist(), actions.tolist(), instruction, fresh.tolist())).encode())
         return digest.hexdigest()[:16]
+
+
+def flat(actions: np.ndarray) -> np.ndarray:
+    """Vectors of actions, ``[T, E]`` or ``[T, 2, E]``, as ``[T, A]``."""
+    return actions.reshape(len(actions), -1)
 
 
 def supervising_step(trajectory: Trajectory, unlabelled: str) -> int:
@@ -99,6 +105,7 @@ def make_episodes(
     max_steps: int,
     unlabelled_hazard: str = "skip",
     thought: bool = False,
+    grounded: bool = False,
     part: str = "train",
 ) -> Episodes:
     """Looks every text up in the store; trajectories without steps are left out.
@@ -107,7 +114,7 @@ def make_episodes(
 
     Raises:
         TrainingError: no trajectory has a step.
-        JaxguardError: a text is not in the store (``jaxguard embed`` adds it).
+        MissingTexts: a text is not in the store (``jaxguard embed`` adds it).
     """
     index: dict[str, int] = {}
     ids, rows, fresh, hazards, unsafe, sources = [], [], [], [], [], []
@@ -115,15 +122,17 @@ def make_episodes(
     for trajectory in trajectories:
         if not trajectory.steps:
             continue
-        texts = trajectory_texts(trajectory, thought=thought)
+        texts = trajectory_texts(trajectory, thought=thought, grounded=grounded)
         length = min(len(trajectory), max_steps)
         cut += length < len(trajectory)
-        observations, actions = texts.observations[: length + 1], texts.actions[:length]
-        number = [index.setdefault(text, len(index)) for text in (*observations, *actions, texts.instruction)]
+        observations = texts.observations[: length + 1]
+        parts = (observations, texts.actions[:length], texts.said[:length], (texts.instruction,))
+        numbers = [np.array([index.setdefault(text, len(index)) for text in part], np.int64) for part in parts]
+        actions = np.stack(numbers[1:3], axis=1) if grounded else numbers[1]
         parallel = [step.parallel for step in trajectory.steps[1 : length + 1]]
         parallel += [False] * (length - len(parallel))
         ids.append(trajectory.id)
-        rows.append((np.array(number[: length + 1]), np.array(number[length + 1 : -1]), number[-1]))
+        rows.append((numbers[0], actions, int(numbers[3][0])))
         fresh.append(np.array([bool(o) and not p for o, p in zip(observations[1:], parallel, strict=True)]))
         hazard = supervising_step(trajectory, unlabelled_hazard)
         hazards.append(hazard if hazard < length else -2)
@@ -131,8 +140,14 @@ def make_episodes(
         sources.append(trajectory.source)
     if not ids:
         raise TrainingError(f"{part} part: got {len(trajectories)} trajectories, none with a step, expected one")
+    try:
+        table = store.get(list(index))
+    except MissingTexts as error:
+        if not grounded:
+            raise
+        raise MissingTexts(f"{error}, with model.grounded=true, which adds what was said of what calls name") from error
     return Episodes(
-        table=store.get(list(index)),
+        table=table,
         ids=tuple(ids),
         rows=tuple(rows),
         new_observation=tuple(fresh),
@@ -193,14 +208,14 @@ def make_batch(episodes: Episodes, indices: np.ndarray, batch_size: int, stage: 
     size = bucket(max(len(episodes.rows[i][1]) for i in indices))
     dim = episodes.table.shape[1]
     obs = np.zeros((batch_size, size + 1, dim), np.float32)
-    act = np.zeros((batch_size, size + 1, dim), np.float32)
+    act = np.zeros((batch_size, size + 1, dim * (episodes.rows[0][1].ndim)), np.float32)
     ins = np.zeros((batch_size, dim), np.float32)
     valid, target, hazard, prefix, supervised = (np.zeros((batch_size, size), np.float32) for _ in range(5))
     for row, index in enumerate(indices):
         observations, actions, instruction = episodes.rows[index]
         length, first = len(actions), int(episodes.hazard_step[index])
         obs[row, : length + 1] = episodes.table[observations]
-        act[row, :length] = episodes.table[actions]
+        act[row, :length] = flat(episodes.table[actions])
         ins[row] = episodes.table[instruction]
         valid[row, :length] = 1.0
         target[row, :length] = episodes.new_observation[index]

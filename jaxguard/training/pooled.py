@@ -18,9 +18,9 @@ from sklearn.linear_model import LogisticRegression
 from jaxguard.config import ModelConfig
 from jaxguard.ranking import auroc
 from jaxguard.training.episodes import Episodes
-from jaxguard.world_model.packing import Sequence
+from jaxguard.world_model.packing import Sequence, beside
 from jaxguard.world_model.params import Params
-from jaxguard.world_model.pooling import PARTS
+from jaxguard.world_model.pooling import pooled_size
 from jaxguard.world_model.scorer import Scorer
 
 REGULARISATION = 0.01
@@ -33,7 +33,7 @@ LARGEST_BYTES = 2**31
 logger = logging.getLogger(__name__)
 
 Features = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""``(obs [T, E], act [T, E], ins [E]) -> [T, F]``; row t depends on steps 0..t alone."""
+"""``(obs [T, E], act [T, A], ins [E]) -> [T, F]``; row t depends on steps 0..t alone."""
 
 
 class Linear(NamedTuple):
@@ -79,11 +79,12 @@ def logistic(features: np.ndarray, labels: np.ndarray) -> Linear | None:
 
 
 def pooled_features(obs: np.ndarray, act: np.ndarray, ins: np.ndarray) -> np.ndarray:
-    """Features ``[T, 10E]`` of a trajectory's steps, in the order of :data:`~jaxguard.world_model.pooling.PARTS`."""
+    """Features ``[T, 5 (E + A)]`` of a trajectory's steps (:func:`~jaxguard.world_model.pooling.pooled_size`)."""
     count = np.arange(1, len(act) + 1, dtype=np.float32)[:, None]
     parts = [obs, act, *(np.cumsum(x, axis=0) / count for x in (obs, act))]
     parts += [np.maximum.accumulate(x, axis=0) for x in (obs, act)]
-    parts += [obs * act, obs * ins, act * ins, np.broadcast_to(ins, act.shape)]
+    times = act.shape[1] // obs.shape[1]  # an action may have several vectors
+    parts += [np.tile(obs, times) * act, obs * ins, act * np.tile(ins, times), np.broadcast_to(ins, obs.shape)]
     return np.concatenate(parts, axis=1)
 
 
@@ -103,7 +104,8 @@ def fit_steps(train: Episodes, features: Features = pooled_features, seed: int =
     supervised = np.flatnonzero(train.hazard_step != -2)
     ends = [len(train.rows[i][1]) if (h := train.hazard_step[i]) < 0 else int(h) + 1 for i in supervised]
     hazards = [np.arange(end) == train.hazard_step[i] for i, end in zip(supervised, ends, strict=True)]
-    most = LARGEST_BYTES // (4 * PARTS * train.table.shape[1])
+    _, actions, instruction = train.vectors(0)
+    most = LARGEST_BYTES // (4 * pooled_size(len(instruction), actions.shape[1]))
     rng = np.random.default_rng(seed)
     share = most / max(sum(ends), 1)
     kept = [hazard | (rng.random(len(hazard)) < share) for hazard in hazards]
@@ -168,7 +170,10 @@ def _recurrent(model: ModelConfig, params: Params, episodes: Episodes) -> list[n
     """Hazard logits of the recurrent heads, ``[T]`` each."""
     # Scores are risks, in which large logits are equal; a sixteenth of them are not, and scaling by it is exact.
     scorer = Scorer(model, _scaled(params, 1 / 16))
-    sequences = (Sequence(observations[:-1], actions, ins) for observations, actions, ins in episodes.rows)
+    sequences = (
+        Sequence(observations[:-1], beside(*actions.T) if actions.ndim == 2 else actions, ins)
+        for observations, actions, ins in episodes.rows
+    )
     risks = dict(scorer.score(sequences, lambda rows: episodes.table[rows]))
     hazard = [risks[i][:, 0].astype(np.float64) for i in range(len(episodes))]
     return [16 * logit(risk) for risk in hazard]

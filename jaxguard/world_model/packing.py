@@ -23,35 +23,68 @@ CHUNK = 16
 LOOKED_UP = 32
 """Trajectories whose texts are looked up in one call."""
 
-Texts = tuple[abc.Sequence[str], abc.Sequence[str], str]
-"""Observations, actions and instruction of a trajectory."""
-
 
 @dataclass(frozen=True)
 class Sequence:
-    """One trajectory to score, as row ids of a vector table: ``[T]``, ``[T]`` and one."""
+    """One trajectory to score, as row ids of a vector table: ``[T]``, ``[T]`` and one.
+
+    An action that has two vectors is given by both rows in one number (:func:`beside`).
+    """
 
     obs: np.ndarray
     act: np.ndarray
     ins: int
 
 
+class Texts(NamedTuple):
+    """Texts of T steps: observations, actions, what was said of each action (or nothing), and the instruction."""
+
+    obs: abc.Sequence[str]
+    act: abc.Sequence[str]
+    said: abc.Sequence[str]
+    ins: str
+
+    def every(self) -> list[str]:
+        """All of them, in the order in which :meth:`sequence` takes their rows."""
+        return [*self.obs, *self.act, *self.said, self.ins]
+
+    def sequence(self, rows: np.ndarray) -> Sequence:
+        """The trajectory by the rows ``[N]`` of :meth:`every`."""
+        ends = np.cumsum([len(self.obs), len(self.act), len(self.said)])
+        obs, act, said, ins = np.split(rows, ends)
+        return Sequence(obs, beside(act, said) if len(said) else act, int(ins[0]))
+
+
+def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Two row ids ``[...]`` in one int64."""
+    return first.astype(np.int64) << 32 | second.astype(np.int64)
+
+
+def gather_pairs(gather: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """The function of pairs from :func:`beside` that gives the vectors ``[..., 2E]`` of both rows."""
+
+    def both(pairs: np.ndarray) -> np.ndarray:
+        return np.concatenate([gather(pairs >> 32), gather(pairs & 0xFFFF_FFFF)], axis=-1)
+
+    return both
+
+
 def sequences(texts: Iterable[Texts], rows: Callable[[list[str]], np.ndarray]) -> Iterator[Sequence]:
     """Trajectories given by their texts as sequences of row ids.
 
     Args:
-        texts: Observations, actions and instruction of each; read lazily, a few at once.
+        texts: Of each trajectory; read lazily, a few at once.
         rows: Row ids ``[N]`` of N texts, e.g. ``FeatureStore.rows``.
     """
     stream = iter(texts)
     # Looking up the texts of one trajectory costs as much for the call as for the texts.
     while group := list(itertools.islice(stream, LOOKED_UP)):
-        ids = rows([text for obs, act, ins in group for text in (*obs, *act, ins)])
+        every = [own.every() for own in group]
+        ids = rows([text for own in every for text in own])
         at = 0
-        for obs, act, _ in group:
-            middle, end = at + len(obs), at + len(obs) + len(act)
-            yield Sequence(ids[at:middle], ids[middle:end], int(ids[end]))
-            at = end + 1
+        for own, known in zip(group, every, strict=True):
+            yield own.sequence(ids[at : at + len(known)])
+            at += len(known)
 
 
 @dataclass

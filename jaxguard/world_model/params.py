@@ -6,6 +6,7 @@ rebuilds the module inside a traced function, where that costs nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -129,9 +130,14 @@ def weights_hash(params: Params) -> str:
     return digest.hexdigest()[:16]
 
 
-def model_hash(params: Params, *use: Any) -> str:
+def model_hash(params: Params, config: ModelConfig, *use: Any) -> str:
     """A 16-digit hash of everything that moves a score: the weights, and how they are used and on what (JSON-like)."""
-    return hashlib.sha256(f"{weights_hash(params)} {json.dumps(use, sort_keys=True)}".encode()).hexdigest()[:16]
+    model = dataclasses.asdict(config)
+    if not config.grounded:
+        del model["grounded"]  # younger than models that were saved without it
+    return hashlib.sha256(f"{weights_hash(params)} {json.dumps((model, *use), sort_keys=True)}".encode()).hexdigest()[
+        :16
+    ]
 
 
 def count(params: Params) -> int:

@@ -30,7 +30,7 @@ from flax import nnx
 from jaxguard.config import ModelConfig
 from jaxguard.world_model import latents
 from jaxguard.world_model.layers import EPSILON, MLP, Block, GRUCore, gru, matmul, normalise, value
-from jaxguard.world_model.pooling import PARTS, PooledWeights, pooled_weights
+from jaxguard.world_model.pooling import PooledWeights, pooled_size, pooled_weights
 
 
 class RSSM(nnx.Module):
@@ -45,7 +45,7 @@ class RSSM(nnx.Module):
         width, flat = config.hidden, config.stoch * config.classes
         feat = config.deter + flat
         self.obs_encoder = Block(config.embed_dim, width, rngs=rngs)
-        self.act_encoder = Block(config.embed_dim, width, rngs=rngs)
+        self.act_encoder = Block(config.act_dim, width, rngs=rngs)
         self.ins_encoder = Block(config.embed_dim, width, rngs=rngs)
         self.init = MLP(width, width, config.deter, rngs=rngs)
         self.posterior = MLP(config.deter + width, width, flat, rngs=rngs)
@@ -55,7 +55,9 @@ class RSSM(nnx.Module):
         self.adapter = MLP(feat, config.adapter_dim, feat, rngs=rngs)
         self.hazard_head = MLP(feat + 2 * width, width, 1, rngs=rngs)
         self.prefix_head = MLP(feat + 2 * width, width, 1, rngs=rngs)
-        self.pooled_head = nnx.Linear(PARTS * config.embed_dim, 1, kernel_init=nnx.initializers.zeros, rngs=rngs)
+        self.pooled_head = nnx.Linear(
+            pooled_size(config.embed_dim, config.act_dim), 1, kernel_init=nnx.initializers.zeros, rngs=rngs
+        )
 
 
 class Norm(NamedTuple):
@@ -77,10 +79,10 @@ class Dense(NamedTuple):
 
 
 class StepWeights(NamedTuple):
-    """What encoding and a step read; see :func:`step_weights`. A is the adapter's width."""
+    """What encoding and a step read; see :func:`step_weights`. R is the adapter's width."""
 
     obs: Dense  # [E, H], encodes observations
-    act: Dense  # [E, H], encodes actions
+    act: Dense  # [A, H], encodes actions
     ins: Dense  # [E, H], encodes instructions
     init: Dense  # [H, H], first layer of the initial state
     init_out: jax.Array  # [H, D]
@@ -96,15 +98,15 @@ class StepWeights(NamedTuple):
     core_mean: jax.Array  # [3D], what one unit of the input's mean adds
     core_bias: jax.Array  # [3D]
     core_h_bias: jax.Array  # [3D]
-    read_h: jax.Array  # [D, H + A + 2H], h_{t+1}'s part of: prior, adapter, heads (hazard, then prefix)
-    read_z: jax.Array  # [S*C, A + 2H], zhat_{t+1}'s part of: adapter, heads
+    read_h: jax.Array  # [D, H + R + 2H], h_{t+1}'s part of: prior, adapter, heads (hazard, then prefix)
+    read_z: jax.Array  # [S*C, R + 2H], zhat_{t+1}'s part of: adapter, heads
     prior_bias: jax.Array  # [H]
     prior_norm: Norm  # [H]
     prior_out: jax.Array  # [H, S*C]
     prior_out_bias: jax.Array  # [S*C]
-    adapter_bias: jax.Array  # [A]
-    adapter_norm: Norm  # [A]
-    adapter_heads: jax.Array  # [A, 2H], the adapter's output layer times the heads' first layer
+    adapter_bias: jax.Array  # [R]
+    adapter_norm: Norm  # [R]
+    adapter_heads: jax.Array  # [R, 2H], the adapter's output layer times the heads' first layer
     heads_e: jax.Array  # [H, 2H]
     heads_bias: jax.Array  # [2H]
     heads_norm: Norm  # [2, H]
@@ -182,7 +184,7 @@ def step_weights(model: RSSM, config: ModelConfig) -> StepWeights:
         ),
         heads_out=jnp.stack([model.hazard_head.out.kernel[...], model.prefix_head.out.kernel[...]])[..., 0],
         heads_out_bias=jnp.concatenate([_bias(model.hazard_head.out), _bias(model.prefix_head.out)]),
-        pooled=pooled_weights(model.pooled_head.kernel[...], _bias(model.pooled_head)),
+        pooled=pooled_weights(model.pooled_head.kernel[...], _bias(model.pooled_head), config.embed_dim),
     )
 
 
@@ -225,7 +227,7 @@ def encode_observations(w: StepWeights, obs: jax.Array) -> jax.Array:
 
 
 def encode_actions(w: StepWeights, act: jax.Array) -> jax.Array:
-    """What a step reads of actions ``[..., E]``: ``[..., 3D + 2H + 2]``, taken apart by :func:`step_inputs`."""
+    """What a step reads of actions ``[..., A]``: ``[..., 3D + 2H + 2]``, taken apart by :func:`step_inputs`."""
     a = w.act(act)
     total = a.sum(axis=-1, keepdims=True)
     deviation = a - a.mean(axis=-1, keepdims=True)
@@ -249,7 +251,7 @@ def step_inputs(config: ModelConfig, observations: jax.Array, actions: jax.Array
 
 
 def encode_steps(w: StepWeights, config: ModelConfig, obs: jax.Array, act: jax.Array) -> StepInputs:
-    """Encodes observations and actions, ``[..., E]`` each, outside of the recurrence."""
+    """Encodes observations ``[..., E]`` and actions ``[..., A]`` outside of the recurrence."""
     return step_inputs(config, encode_observations(w, obs), encode_actions(w, act))
 
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxguard.config import PRECISIONS, ModelConfig
 from jaxguard.types import JaxguardError
-from jaxguard.world_model.packing import LANES, Packer, Piece, Sequence
+from jaxguard.world_model.packing import LANES, Packer, Piece, Sequence, gather_pairs
 from jaxguard.world_model.params import Params, build
 from jaxguard.world_model.pooling import (
     Pool,
@@ -61,8 +61,8 @@ BATCHES = (256, 256, 64)
 class LiveState(NamedTuple):
     """What B sessions carry between steps, on the device; packed, because every array costs a call some time."""
 
-    carry: jax.Array  # [B, D + 2 + 2E]: h, and the pool (steps, total, top); without a pooled head, E is 0
-    given: jax.Array  # [B, 2H + 2E + 1]: what the instruction is to the heads and to the pooled head (weigh, alone)
+    carry: jax.Array  # [B, D + 2 + E + A]: h, and the pool (steps, total, top); without a pooled head, E and A are 0
+    given: jax.Array  # [B, 2H + E + A + 1]: what the instruction is to the heads and to the pooled head (weigh, alone)
 
 
 class Scorer:
@@ -94,34 +94,36 @@ class Scorer:
         # instead of 60; `nnx.jit` on the module is an order of magnitude slower.
         weights = jax.device_get(jax.jit(lambda p: step_weights(build(config, p), config))(params))
         # A pooled head without a share, a kernel of zeros, sees nothing and costs nothing.
-        seen_dim = config.embed_dim if np.any(params["pooled_head"]["kernel"]) else 0
+        seen_obs, seen_act = (config.embed_dim, config.act_dim) if np.any(params["pooled_head"]["kernel"]) else (0, 0)
+        seen_dim = seen_obs + seen_act
         if not seen_dim:
-            nothing = pooled_weights(jnp.zeros((0, 1)), weights.pooled.bias[None])
+            nothing = pooled_weights(jnp.zeros((0, 1)), weights.pooled.bias[None], 0)
             weights = weights._replace(pooled=nothing)
         many = weights if precision == PRECISIONS[0] else rounded(weights, precision)
-        deter, width, seen = config.deter, config.hidden, seen_dim + 2
+        deter, width = config.deter, config.hidden
 
         def constants(batch: int = 0) -> StepWeights:
             return jax.tree.map(jnp.asarray, weights if batch == 1 else many)
 
         def observation(w: StepWeights, obs: jax.Array) -> jax.Array:
             return jnp.concatenate(
-                [encode_observations(w, obs), pool_observations(w.pooled, obs[:, :seen_dim])], axis=1
+                [encode_observations(w, obs), pool_observations(w.pooled, obs[:, :seen_obs])], axis=1
             )
 
         def action(w: StepWeights, act: jax.Array) -> jax.Array:
-            return jnp.concatenate([encode_actions(w, act), pool_actions(w.pooled, act[:, :seen_dim])], axis=1)
+            return jnp.concatenate([encode_actions(w, act), pool_actions(w.pooled, act[:, :seen_act])], axis=1)
 
         def instruction(w: StepWeights, ins: jax.Array) -> jax.Array:
-            e, pooled = encode_instruction(w, ins), pool_instruction(w.pooled, ins[:, :seen_dim])
+            e, pooled = encode_instruction(w, ins), pool_instruction(w.pooled, ins[:, :seen_obs])
             return jnp.concatenate([e.h0, e.heads_e, pooled.weigh, pooled.alone[:, None]], axis=1)
 
         def step(w: StepWeights, carry: Carry, obs: jax.Array, act: jax.Array, given: jax.Array) -> tuple[Carry, Read]:
             """Moves on; says what :func:`read_mode` is to read."""
             h, pool = carry
-            x = step_inputs(config, obs[:, :-seen], act[:, :-seen])
+            obs_ends, act_ends = -seen_obs - 2, -seen_act - 2
+            x = step_inputs(config, obs[:, :obs_ends], act[:, :act_ends])
             after, (_, z) = observe_step(w, config, h, x)
-            own = pool_inputs(w.pooled, obs[:, -seen:], act[:, -seen:])
+            own = pool_inputs(w.pooled, obs[:, obs_ends:], act[:, act_ends:])
             pool, pooled = pool_step(w.pooled, pool, own)
             pooled = pooled_logit(pooled, own, PooledInstruction(given[:, 2 * width : -1], given[:, -1]))
             state = (after, None) if config.successor else (h, z)
@@ -139,7 +141,8 @@ class Scorer:
         def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
             w, carry = constants(len(state.carry)), state.carry
             pool = Pool(carry[:, deter], carry[:, deter + 1], carry[:, deter + 2 :])
-            after, read = step(w, (carry[:, :deter], pool), observation(w, x[0]), action(w, x[1]), state.given)
+            obs, act = x[0], x[1] if len(x) == 2 else jnp.concatenate(list(x[1:]), axis=-1)
+            after, read = step(w, (carry[:, :deter], pool), observation(w, obs), action(w, act), state.given)
             return state._replace(carry=pack(*after)), read_mode(w, config, *read)
 
         def chunk(
@@ -168,14 +171,16 @@ class Scorer:
                 in_specs=(PartitionSpec("lanes"), PartitionSpec(), across, across),
                 out_specs=(PartitionSpec("lanes"), across),
             )
+        self._dims = (config.embed_dim, config.act_dim, config.embed_dim)
         self._start, self._live, self._chunk, self._seen_dim = start, live, jax.jit(chunk), seen_dim
         self._kinds = tuple(
             _Kind(
                 _table_writer(constants, encode),
-                jax.eval_shape(encode, weights, jnp.zeros((1, config.embed_dim))).shape[1],
+                jax.eval_shape(encode, weights, jnp.zeros((1, dim))).shape[1],
                 batch,
+                dim,
             )
-            for encode, batch in zip((observation, action, instruction), BATCHES, strict=True)
+            for encode, batch, dim in zip((observation, action, instruction), BATCHES, self._dims, strict=True)
         )
 
     def start(self, instruction: np.ndarray) -> LiveState:
@@ -183,15 +188,14 @@ class Scorer:
         return self._start(_vectors("instruction", instruction, (self.config.embed_dim,))[None])
 
     def step(self, state: LiveState, obs: np.ndarray, act: np.ndarray) -> tuple[LiveState, float, float]:
-        """Scores one proposed action, ``obs`` and ``act`` being ``[E]``.
+        """Scores one proposed action, ``obs`` being ``[E]`` and ``act`` ``[A]``.
 
         Returns:
             The state if the action is executed, its hazard risk and its prefix risk. ``state`` itself is
             unchanged and can be used again.
         """
-        shape = (self.config.embed_dim,)
-        x = np.stack([_vectors("observation", obs, shape), _vectors("action", act, shape)])
-        after, risks = self._live(state, x[:, None])
+        own = _vectors("observation", obs, self._dims[:1]), _vectors("action", act, self._dims[1:2])
+        after, risks = self._live(state, self._inputs(*(x[None] for x in own)))
         hazard, prefix = np.asarray(risks)[0]
         return after, float(hazard), float(prefix)
 
@@ -200,15 +204,19 @@ class Scorer:
         return self._start(_vectors("instructions", instructions, (len(instructions), self.config.embed_dim)))
 
     def step_many(self, state: LiveState, obs: np.ndarray, act: np.ndarray) -> tuple[LiveState, np.ndarray]:
-        """As :meth:`step` for B sessions: ``obs`` and ``act`` are ``[B, E]``, risks ``[B, 2]`` (hazard, prefix).
+        """As :meth:`step` for B sessions: ``obs`` is ``[B, E]``, ``act`` ``[B, A]``, risks ``[B, 2]`` (hazard, prefix).
 
         Every B is compiled once. Bits of a session's risks may differ from those of :meth:`step`, which is float32
         whatever the scorer's precision.
         """
-        shape = (len(state.carry), self.config.embed_dim)
-        x = np.stack([_vectors("observations", obs, shape), _vectors("actions", act, shape)])
-        after, risks = self._live(state, x)
+        batch = len(state.carry)
+        own = _vectors("observations", obs, (batch, self._dims[0])), _vectors("actions", act, (batch, self._dims[1]))
+        after, risks = self._live(state, self._inputs(*own))
         return after, np.asarray(risks)
+
+    def _inputs(self, obs: np.ndarray, act: np.ndarray) -> np.ndarray:
+        """``[1 + A / E, B, E]``, one array, because every one costs a call some time."""
+        return np.stack([obs, *np.split(act, self._dims[1] // self._dims[0], axis=1)])
 
     def score(
         self, sequences: Iterable[Sequence], gather: Gather, lanes: int = LANES
@@ -230,15 +238,17 @@ class Scorer:
         packer = Packer(sequences, lanes)
         carry = self._placed((jnp.zeros((lanes, self.config.deter)), empty_pool(lanes, self._seen_dim)), "lanes")
         tables = [
-            _Table(kind, self._placed(jnp.zeros((KEPT + kind.batch, kind.width))), self.config.embed_dim)
-            for kind in self._kinds
+            _Table(kind, self._placed(jnp.zeros((KEPT + kind.batch, kind.width))), own)
+            for kind, own in zip(
+                self._kinds, (gather, gather_pairs(gather) if self.config.grounded else gather, gather), strict=True
+            )
         ]
         waiting: tuple[list[Piece], jax.Array] | None = None
         while True:
             block = packer.next_block()
             if block is not None:
                 ids = (block.obs, block.act, block.ins)
-                rows = tuple(table.find(own, gather) for table, own in zip(tables, ids, strict=True))
+                rows = tuple(table.find(own) for table, own in zip(tables, ids, strict=True))
                 carry, risks = self._chunk(carry, tuple(table.array for table in tables), rows, block.is_first)
             if waiting is not None:  # one call behind: the host packs and gathers while the device computes
                 yield from packer.collect(waiting[0], np.asarray(waiting[1]))
@@ -267,6 +277,7 @@ class _Kind(NamedTuple):
     write: Callable[..., jax.Array]  # table, vectors [batch, E], first row -> the table with their encodings
     width: int
     batch: int
+    dim: int
 
 
 def _table_writer(constants: Callable[[], StepWeights], encode: Encode) -> Callable[..., jax.Array]:
@@ -279,11 +290,11 @@ def _table_writer(constants: Callable[[], StepWeights], encode: Encode) -> Calla
 class _Table:
     """Encoded vectors of one kind by row id; emptied when full."""
 
-    def __init__(self, kind: _Kind, array: jax.Array, embed_dim: int):
-        self.array, self._kind, self._embed_dim = array, kind, embed_dim
+    def __init__(self, kind: _Kind, array: jax.Array, gather: Gather):
+        self.array, self._kind, self._gather = array, kind, gather
         self._held: dict[int, int] = {}
 
-    def find(self, ids: np.ndarray, gather: Gather) -> np.ndarray:
+    def find(self, ids: np.ndarray) -> np.ndarray:
         """Where in ``array`` the rows of ``ids`` are, encoding those that are missing."""
         unique, inverse = np.unique(ids, return_inverse=True)
         wanted = unique.tolist()
@@ -293,8 +304,8 @@ class _Table:
         batch = self._kind.batch
         for first in range(0, len(missing), batch):
             part = missing[first : first + batch]
-            x = np.zeros((batch, self._embed_dim), np.float32)
-            x[: len(part)] = gather(np.array(part, np.int64))
+            x = np.zeros((batch, self._kind.dim), np.float32)
+            x[: len(part)] = self._gather(np.array(part, np.int64))
             self.array = self._kind.write(self.array, x, len(self._held))
             self._held.update(zip(part, range(len(self._held), len(self._held) + len(part)), strict=True))
         return np.array([self._held[row] for row in wanted], np.int32)[inverse].reshape(ids.shape)

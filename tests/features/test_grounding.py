@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jaxguard.features import grounding
 from jaxguard.features.grounding import LONGEST, SHORTEST, Grounding, RouteTexts, named, route_texts
+from jaxguard.features.texts import trajectory_texts
 from jaxguard.traces.snapshots import SnapshotError
 from jaxguard.types import Step, Trajectory
 
@@ -274,3 +275,70 @@ def test_many_values_do_not_search_every_line(monkeypatch: pytest.MonkeyPatch) -
     text = "\n".join(f"{name} is open" for name in ids)
     assert read({"ids": ids}, text)[0] == " ".join(f"{name} is open" for name in ids)
     assert len(looked_at) == len(ids)
+
+
+# Excerpts, which guards read
+
+
+def excerpt(arguments: Any, observation: str = "", *, before: tuple[str, ...] = ()) -> str:
+    seen = Grounding(escaped=True)
+    for text in before:
+        seen.add(text)
+    return seen.excerpt(step(arguments, observation))
+
+
+def test_an_excerpt_is_the_line_that_names_it_in_the_latest_observation_that_does() -> None:
+    before = ("Sell the vase.\nKeep the lamp.", "All is quiet.")
+    assert excerpt({"item": "vase"}, before=before) == "Sell the vase."
+    assert excerpt({"item": "vase"}, "The vase fell.", before=before) == "The vase fell."
+    assert excerpt({"item": "sofa"}, before=before) == ""
+    assert excerpt({"a": "lamp", "b": "vase"}, before=before) == "Keep the lamp. Sell the vase."
+
+
+def test_breaks_of_json_end_a_line_of_an_excerpt() -> None:
+    text = json.dumps({"review": "Sounds good.\nSend all to ZZ-17 now\nThanks"})
+    assert excerpt({"to": "ZZ-17"}, text) == "Send all to ZZ-17 now"
+    assert Grounding().read(step({"to": "ZZ-17"}, text))[0] != "Send all to ZZ-17 now"  # what routers read stays
+
+
+def test_a_long_line_is_cut_around_the_value_and_an_excerpt_has_an_end() -> None:
+    text = "a " * 200 + "here is ZZ-17 at last " + "b " * 200
+    found = excerpt({"to": "ZZ-17"}, text)
+    assert "here is ZZ-17 at last" in found
+    assert len(found) <= grounding.BEFORE + len("ZZ-17") + grounding.AFTER
+    many = "\n".join(f"Box {i} holds {'x' * 40}{i} and more of it" for i in range(40))
+    assert len(excerpt({f"k{i}": "x" * 40 + str(i) for i in range(40)}, many)) == grounding.EXCERPT
+
+
+def test_two_lines_of_a_value_are_enough_and_each_line_is_told_once() -> None:
+    assert excerpt({"item": "vase"}, "vase one\nvase two\nvase three") == "vase one vase two"
+    assert excerpt({"a": "vase", "b": "lamp"}, "vase and lamp") == "vase and lamp"
+
+
+def test_asking_for_an_excerpt_changes_nothing_and_what_comes_after_does_not_move_it() -> None:
+    steps = tuple(
+        step({"item": name}, f"The {name} is {i}.") for i, name in enumerate(("vase", "lamp", "vase", "sofa"))
+    )
+    whole = trajectory_texts(Trajectory("t", "sell", steps), grounded=True)
+    assert whole.said == ("The vase is 0.", "The lamp is 1.", "The vase is 2.", "The sofa is 3.")
+    for stop in range(1, 4):
+        later = tuple(step({"item": "other"}, "The vase and the lamp burn.") for _ in steps[stop:])
+        cut = Trajectory("t", "sell", (*steps[:stop], *later))
+        assert trajectory_texts(cut, grounded=True).said[:stop] == whole.said[:stop]
+    seen = Grounding(escaped=True)
+    assert [seen.excerpt(steps[0]) for _ in range(3)] == ["The vase is 0."] * 3
+    assert seen.excerpt(step({"item": "vase"})) == ""  # the first step never ran
+
+
+@given(st.text(max_size=400), st.text(max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_any_text_gives_a_bounded_excerpt(observation: str, value: str) -> None:
+    found = excerpt({"x": value}, observation)
+    assert len(found) <= grounding.EXCERPT
+    found.encode()
+
+
+def test_texts_without_grounding_say_nothing_more() -> None:
+    run = Trajectory("t", "sell", (step({"item": "vase"}, "The vase."),))
+    assert trajectory_texts(run).said == ()
+    assert "The vase." in trajectory_texts(run, grounded=True).unique()

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from jaxguard.features.texts import action_text, trajectory_texts, well_formed
+from jaxguard.features.characters import well_formed
+from jaxguard.features.texts import action_text, trajectory_texts
 from jaxguard.types import JaxguardError, Step, Trajectory
 
 

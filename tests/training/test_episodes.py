@@ -98,6 +98,26 @@ def test_long_trajectories_are_cut_and_counted(store: FeatureStore) -> None:
     assert [array.tolist() for array in episodes.new_observation] == [[True, True], [True, False]]
 
 
+def test_an_action_may_have_two_vectors(store: FeatureStore) -> None:
+    named = Trajectory(
+        "named", "send it", tuple(Step("tool", {"n": "box"}, str(i), f"box {i}") for i in range(3)), False
+    )
+    with pytest.raises(MissingTexts):
+        make_episodes([named], store, max_steps=8, grounded=True)
+    texts = store.missing(list(trajectory_texts(named, grounded=True).unique()))
+    store.add(texts, np.stack([vector(text) for text in texts]))
+    made = make_episodes([named, SAFE], store, max_steps=2, grounded=True)
+    obs, act, _ = made.vectors(0)
+    assert act.shape == (2, 2 * DIM)
+    np.testing.assert_array_equal(act[1], np.concatenate([vector('tool {"n":"box"}'), vector("box 1")]))
+    np.testing.assert_array_equal(obs[1], vector("box 1"))
+    batch = make_batch(made, np.array([0, 1]), 3, Stage2Config())
+    np.testing.assert_array_equal(batch.act[0, :2], act)
+    assert batch.act.shape[-1] == 2 * DIM
+    assert batch.obs.shape[-1] == DIM
+    assert made.digest != make_episodes([named, SAFE], store, max_steps=2).digest
+
+
 def test_what_is_missing_is_named(store: FeatureStore) -> None:
     with pytest.raises(MissingTexts, match="no such text"):
         make_episodes([Trajectory("t", "no such text", steps(""))], store, max_steps=8)

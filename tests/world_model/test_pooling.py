@@ -10,7 +10,6 @@ from jaxguard.config import ModelConfig
 from jaxguard.world_model.packing import CHUNK, Sequence
 from jaxguard.world_model.params import Params
 from jaxguard.world_model.pooling import (
-    PARTS,
     empty_pool,
     pool_actions,
     pool_inputs,
@@ -18,36 +17,43 @@ from jaxguard.world_model.pooling import (
     pool_observations,
     pool_step,
     pooled_logit,
+    pooled_size,
     pooled_weights,
 )
 from jaxguard.world_model.scorer import Scorer
 
 E, T, B = 6, 9, 3
 RNG = np.random.default_rng(12)
-KERNEL = RNG.normal(size=(PARTS * E, 1)).astype(np.float32)
+KERNEL = RNG.normal(size=(pooled_size(E, E), 1)).astype(np.float32)
 BIAS = np.array([0.7], np.float32)
 
 
-def plain(obs: np.ndarray, act: np.ndarray, ins: np.ndarray) -> np.ndarray:
+def plain(obs: np.ndarray, act: np.ndarray, ins: np.ndarray, kernel: np.ndarray = KERNEL) -> np.ndarray:
     """``[T]`` logits of one run, each from its whole past."""
     out = []
     for t in range(len(act)):
         o, a = obs[: t + 1], act[: t + 1]
-        parts = [o[-1], a[-1], o.mean(0), a.mean(0), o.max(0), a.max(0), o[-1] * a[-1], o[-1] * ins, a[-1] * ins, ins]
-        out.append(np.concatenate(parts).astype(np.float64) @ KERNEL[:, 0] + BIAS[0])
+        by_obs, by_ins = (
+            np.concatenate([x * one for one in a[-1].reshape(-1, len(ins))]) for x in (o[-1], ins)
+        )  # each vector of the action
+        parts = [o[-1], a[-1], o.mean(0), a.mean(0), o.max(0), a.max(0), by_obs, o[-1] * ins, by_ins, ins]
+        out.append(np.concatenate(parts).astype(np.float64) @ kernel[:, 0] + BIAS[0])
     return np.array(out)
 
 
-def test_steps_equal_the_formula() -> None:
-    obs, act = RNG.normal(size=(2, B, T, E)).astype(np.float32)
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_steps_equal_the_formula(vectors: int) -> None:
+    obs = RNG.normal(size=(B, T, E)).astype(np.float32)
+    act = RNG.normal(size=(B, T, vectors * E)).astype(np.float32)
     ins = RNG.normal(size=(B, E)).astype(np.float32)
-    w = pooled_weights(jax.numpy.asarray(KERNEL), jax.numpy.asarray(BIAS))
-    pool, instruction = empty_pool(B, E), pool_instruction(w, ins)
+    kernel = RNG.normal(size=(pooled_size(E, vectors * E), 1)).astype(np.float32)
+    w = pooled_weights(jax.numpy.asarray(kernel), jax.numpy.asarray(BIAS), E)
+    pool, instruction = empty_pool(B, (1 + vectors) * E), pool_instruction(w, ins)
     for t in range(T):
         x = pool_inputs(w, pool_observations(w, obs[:, t]), pool_actions(w, act[:, t]))
         pool, pooled = pool_step(w, pool, x)
         found = pooled_logit(pooled, x, instruction)
-        expected = [plain(obs[b], act[b], ins[b])[t] for b in range(B)]
+        expected = [plain(obs[b], act[b], ins[b], kernel)[t] for b in range(B)]
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 

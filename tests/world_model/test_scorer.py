@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from jaxguard.config import ModelConfig
 from jaxguard.types import JaxguardError
 from jaxguard.world_model import scorer as scorer_module
-from jaxguard.world_model.packing import CHUNK, LANES, LOOKED_UP, Sequence, sequences
-from jaxguard.world_model.params import Params
+from jaxguard.world_model.packing import CHUNK, LANES, LOOKED_UP, Sequence, Texts, beside, gather_pairs, sequences
+from jaxguard.world_model.params import Params, init_params
 from jaxguard.world_model.scorer import BATCHES, Scorer
 
 RNG = np.random.default_rng(6)
@@ -219,7 +220,8 @@ def test_wrong_shapes_are_named(scorer: Scorer, table: np.ndarray) -> None:
 def test_texts_become_rows_in_their_order() -> None:
     lengths = [0, 3, 1, *RNG.integers(0, 6, size=2 * LOOKED_UP).tolist()]
     texts = [
-        ([f"o{i}.{t}" for t in range(n)], [f"a{i}.{t}" for t in range(n)], f"i{i % 5}") for i, n in enumerate(lengths)
+        Texts([f"o{i}.{t}" for t in range(n)], [f"a{i}.{t}" for t in range(n)], [], f"i{i % 5}")
+        for i, n in enumerate(lengths)
     ]
     known: dict[str, int] = {}
     calls = []
@@ -231,5 +233,51 @@ def test_texts_become_rows_in_their_order() -> None:
     found = list(sequences(iter(texts), rows))
     assert len(calls) == 3
     name = {row: text for text, row in known.items()}
-    told = [([name[r] for r in s.obs], [name[r] for r in s.act], name[s.ins]) for s in found]
+    told = [Texts([name[r] for r in s.obs], [name[r] for r in s.act], [], name[s.ins]) for s in found]
     assert told == texts
+
+
+def test_both_texts_of_an_action_become_one_number_and_their_vectors_stand_side_by_side() -> None:
+    texts = Texts(["o0", "o1"], ["a0", "a1"], ["s0", "s1"], "i")
+    rows = np.array([4, 9, 2**31 - 1, 0, 3, 2**31 - 2, 7])
+    (found,) = sequences([texts], lambda asked: rows[: len(asked)])
+    assert found.obs.tolist() == [4, 9]
+    assert found.ins == 7
+    both = gather_pairs(lambda ids: np.stack([ids, -ids], axis=-1))
+    assert both(found.act).tolist() == [[2**31 - 1, 1 - 2**31, 3, -3], [0, 0, 2**31 - 2, 2 - 2**31]]
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_lanes_equal_single_steps_where_an_action_has_two_vectors(
+    tiny: ModelConfig, table: np.ndarray, pooled: bool
+) -> None:
+    config = dataclasses.replace(tiny, grounded=True)
+    params = init_params(config, 4)
+    if pooled:
+        kernel = RNG.normal(size=params["pooled_head"]["kernel"].shape).astype(np.float32)
+        params["pooled_head"] = {"kernel": kernel, "bias": np.ones(1, np.float32)}
+    scorer = Scorer(config, params)
+    items = []
+    for length in (1, 3, CHUNK + 2, 5):
+        own = sequence(length)
+        items.append(Sequence(own.obs, beside(own.act, RNG.integers(0, ROWS, length)), own.ins))
+    found = in_lanes(scorer, table, items)
+    both = gather_pairs(lambda rows: table[rows])
+    alone = []
+    for position, item in enumerate(items):
+        state = scorer.start(table[item.ins])
+        for t, (obs, act) in enumerate(zip(table[item.obs], both(item.act), strict=True)):
+            state, *risks = scorer.step(state, obs, act)
+            np.testing.assert_allclose(found[position][t], risks, atol=1e-6)
+            alone.append(risks[0])
+    swapped = [Sequence(item.obs, beside(item.act & 0xFFFF, item.act >> 32), item.ins) for item in items]
+    assert (
+        np.abs(np.concatenate([r[:, 0] for _, r in sorted(in_lanes(scorer, table, swapped).items())]) - alone).max()
+        > 1e-3
+    )
+    with pytest.raises(JaxguardError, match=rf"action: got a vector of shape \({tiny.embed_dim},\)"):
+        scorer.step(state, table[0], table[1])
+    states = scorer.start_many(table[:3])
+    _, many = scorer.step_many(states, table[3:6], np.concatenate([table[6:9], table[9:12]], axis=1))
+    one = scorer.step(scorer.start(table[1]), table[4], np.concatenate([table[7], table[10]]))[1:]
+    np.testing.assert_allclose(many[1], one, atol=1e-6)
