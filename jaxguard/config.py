@@ -185,6 +185,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "train.balance": False,
         "model.grounded": False,
         "decision.max_lost": 0.0,
+        "decision.raised_for": "recall",
     },
 }
 """Settings by the name that stands for them: ``recipe: paper`` in a file overrides the file's own, ``recipe=paper``
@@ -302,11 +303,12 @@ class DecisionConfig:
     ``alpha_hold`` and ``alpha_block`` are false-alert levels per safe trajectory. ``fit_fusion`` fits the
     noisy-or weights on the validation split: of those within ``fusion_tolerance`` of the best AUROC, the ones that
     tell unsafe runs earliest. Thresholds are raised above their conformal value where that loses at
-    most ``max_lost`` of the detections and early warnings on the validation split. ``mondrian`` names a metadata
-    field whose groups get thresholds of their own where they are large enough. Without ``temporal`` the prefix risk is
-    fused as it stands (beta 0, window 1), whatever ``beta`` and ``window`` say: an ablation (paper, table 5). With
-    ``balance`` as many safe trajectories of every source as of the rarest one set the thresholds, which then hold for
-    an even mixture of the sources.
+    most ``max_lost`` of the detections and early warnings on the validation split; with ``raised_for`` ``"f1"`` instead
+    of ``"recall"`` to where F1 is best there, whatever detections that loses (of early warnings at most ``max_lost``).
+    ``mondrian`` names a metadata field whose groups get thresholds of their own where they are large enough. Without
+    ``temporal`` the prefix risk is fused as it stands (beta 0, window 1), whatever ``beta`` and ``window`` say: an
+    ablation (paper, table 5). With ``balance`` as many safe trajectories of every source as of the rarest one set the
+    thresholds, which then hold for an even mixture of the sources.
     """
 
     alpha_hold: float = 0.10
@@ -316,6 +318,7 @@ class DecisionConfig:
     fit_fusion: bool = True
     fusion_tolerance: float = 0.001
     max_lost: float = 0.02
+    raised_for: str = "recall"
     mondrian: str | None = None
     paper_rule: bool = False
     temporal: bool = True
@@ -327,6 +330,7 @@ class DecisionConfig:
         require(0 <= self.beta < 1, "decision.beta", self.beta, "a factor in [0, 1)")
         for name in ("fusion_tolerance", "max_lost"):
             require(0 <= getattr(self, name) < 1, f"decision.{name}", getattr(self, name), "a share in [0, 1)")
+        require(self.raised_for in ("recall", "f1"), "decision.raised_for", self.raised_for, "'recall' or 'f1'")
         require_at_least(self, "decision", 1, "window")
         require_at_most(self, "decision", LARGEST_WINDOW, "window")
 

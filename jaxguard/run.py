@@ -25,7 +25,7 @@ from jaxguard.decision.calibration import Calibration, calibrate
 from jaxguard.decision.conformal import conformal_threshold
 from jaxguard.decision.evidence import FusionParams, evidence, trajectory_max
 from jaxguard.decision.fusion import FusionGrid, fit_fusion
-from jaxguard.decision.margin import floor
+from jaxguard.decision.margin import best_f1, floor
 from jaxguard.decision.scored import ScoredTrajectory
 from jaxguard.evaluation.evaluate import Baseline, Evaluation, evaluate, step_maxima, stepwise_baseline
 from jaxguard.evaluation.outcomes import OUTCOMES, outcomes, stamp
@@ -183,7 +183,7 @@ def calibrate_run(folder: Path, overrides: Sequence[str] = ()) -> Guard:
         if not decision.paper_rule:
             fused = evidence(hazard, prefix, lengths, fusion).fused
             floors = [
-                _floor(threshold.value, values, lengths, labelled, decision.max_lost)
+                _floor(threshold.value, values, lengths, labelled, decision)
                 for threshold, values in ((calibration.block, hazard), (calibration.hold, fused))
             ]
             calibration = calibration.raised(*floors)
@@ -306,14 +306,17 @@ def _decision(config: Config, overrides: Sequence[str]) -> DecisionConfig:
 
 
 def _floor(
-    value: float, risks: np.ndarray, lengths: np.ndarray, trajectories: Sequence[Trajectory], lost: float
+    value: float, risks: np.ndarray, lengths: np.ndarray, trajectories: Sequence[Trajectory], decision: DecisionConfig
 ) -> float:
-    """What the risks of labelled trajectories let a threshold be raised to (:func:`jaxguard.decision.margin.floor`)."""
+    """What the risks of labelled trajectories let a threshold be raised to (:mod:`jaxguard.decision.margin`)."""
     maxima, unsafe = trajectory_max(risks, lengths), np.array([bool(t.unsafe) for t in trajectories], bool)
     before = np.array([t.first_hazard or 0 for t in trajectories], np.int64)  # steps before the first hazard step
     early = np.arange(len(risks)) - np.repeat(np.cumsum(lengths) - lengths, lengths) < np.repeat(before, lengths)
     timed = np.array([bool(t.unsafe) and t.timing and t.first_hazard is not None for t in trajectories], bool)
-    return floor(value, maxima[~unsafe], maxima[unsafe], trajectory_max(risks[early], before)[timed], lost)
+    raised = best_f1 if decision.raised_for == "f1" else floor
+    return raised(
+        value, maxima[~unsafe], maxima[unsafe], trajectory_max(risks[early], before)[timed], decision.max_lost
+    )
 
 
 def set_thresholds(
@@ -417,7 +420,7 @@ def judged(rival: Rival, run: Run[Config], test: Sequence[Trajectory], decision:
     if not decision.paper_rule and labelled:
         seen = found["validation"]
         lengths = np.array([len(r) for r in seen], np.int64)
-        limit = limit.at_least(_floor(limit.value, np.concatenate(seen), lengths, labelled, decision.max_lost))
+        limit = limit.at_least(_floor(limit.value, np.concatenate(seen), lengths, labelled, decision))
     return stepwise_baseline(found["scored"], limit)
 
 

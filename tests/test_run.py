@@ -345,6 +345,34 @@ def test_thresholds_are_raised_where_validation_shows_that_nothing_is_lost(
         assert "(raised from 0.1000" in said
     done("calibrate", tmp_path / "run", f"decision.max_lost={0.9 * enough}")
     assert calibration(tmp_path / "run")["hold"]["raised_from"] is None
+    # As good as any is a threshold on the highest safe score, which is the conformal one here.
+    done("calibrate", tmp_path / "run", "decision.raised_for=f1")
+    assert calibration(tmp_path / "run")["hold"]["raised_from"] is None
+
+
+def test_thresholds_are_raised_to_the_best_f1_where_that_is_wanted(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(*small_run.train(tmp_path / "run", "decision.fit_fusion=false", "stage1.steps=0", "stage2.steps=0"))
+
+    def risks(_: Guard, trajectories: Sequence[Trajectory], __: FeatureStore) -> tuple[np.ndarray, ...]:
+        """Half of the safe trajectories reach 0.5, unsafe ones 0.9."""
+        tops = [0.9 if t.unsafe else 0.5 if i % 2 else 0.1 + i / 1e4 for i, t in enumerate(trajectories)]
+        hazard = np.concatenate(
+            [np.where(np.arange(len(t)) == 0, top, 0.0) for t, top in zip(trajectories, tops, strict=True)]
+        )
+        return hazard, np.zeros_like(hazard), np.array([len(t) for t in trajectories])
+
+    monkeypatch.setattr("jaxguard.run.all_risks", risks)
+    levels = ("decision.alpha_hold=0.6", "decision.alpha_block=0.55")
+    done("calibrate", tmp_path / "run", *levels)
+    assert calibration(tmp_path / "run")["hold"]["value"] < 0.2
+    done("calibrate", tmp_path / "run", *levels, "decision.raised_for=f1")
+    for name in ("block", "hold"):
+        assert calibration(tmp_path / "run")[name]["value"] == 0.5
+    assert "decision.raised_for: got 'best', expected 'recall' or 'f1'" in refused(
+        "calibrate", tmp_path / "run", "decision.raised_for=best"
+    )
 
 
 def test_zero_step_trajectories_are_split_scored_and_counted(small_run: SmallRun, tmp_path: Path) -> None:

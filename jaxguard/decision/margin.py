@@ -4,12 +4,13 @@ A conformal threshold is the lowest that keeps its false-alert level on trajecto
 calibration set. Where a model separates safe from unsafe well, that is far below every unsafe score, and safe
 trajectories of a new kind, slightly riskier than those of the calibration set, alert without need. Raising a
 threshold never costs the level, only detections: so it is raised as far as the *validation* part shows that none
-to speak of is lost.
+to speak of is lost, or, for those to whom a false alert is as bad as a missed one, to where F1 is best there.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,16 +38,8 @@ def floor(value: float, safe: ArrayLike, unsafe: ArrayLike, early: ArrayLike, lo
     Raises:
         ConformalError: ``lost`` is not in [0, 1).
     """
-    if not 0 <= lost < 1:
-        raise ConformalError(f"lost: got {lost!r}, expected a share in [0, 1)")
-    ranked = np.sort(np.asarray(unsafe, np.float64))
-    scores, warnings = np.asarray(safe, np.float64), np.asarray(early, np.float64)
-
-    def net(threshold: float) -> float:
-        if not len(warnings) or not len(scores):
-            return 0.0
-        return float((warnings > threshold).mean() - (scores > threshold).mean())
-
+    _check(lost)
+    ranked, net = np.sort(np.asarray(unsafe, np.float64)), _net_warning(safe, early)
     allowed = math.floor(lost * (len(ranked) + 1))
     for candidate in ranked[:allowed][::-1]:
         if not candidate > value:  # NaN too
@@ -55,3 +48,48 @@ def floor(value: float, safe: ArrayLike, unsafe: ArrayLike, early: ArrayLike, lo
         if candidate < 1 and not tied and net(float(candidate)) >= net(value) - lost:
             return float(candidate)
     return -math.inf
+
+
+def best_f1(value: float, safe: ArrayLike, unsafe: ArrayLike, early: ArrayLike, lost: float) -> float:
+    """The threshold above ``value`` with the best F1, where it costs at most ``lost`` of the net early warning.
+
+    Args:
+        value: The conformal threshold; alerts are scores above it.
+        safe, unsafe, early, lost: As for :func:`floor`.
+
+    Returns:
+        A score above ``value`` and below 1, the lowest of equally good ones; ``-inf`` where none is better than that.
+
+    Raises:
+        ConformalError: ``lost`` is not in [0, 1).
+    """
+    _check(lost)
+    harmless, ranked = (np.sort(np.asarray(x, np.float64)) for x in (safe, unsafe))
+    net = _net_warning(safe, early)
+    every = np.unique(np.concatenate([harmless, ranked]))
+    candidates = np.concatenate([[value], every[(every > value) & (every < 1)]])
+    missed = np.searchsorted(ranked, candidates, side="right")
+    wrong = len(harmless) - np.searchsorted(harmless, candidates, side="right")
+    hits = len(ranked) - missed
+    f1 = 2 * hits / np.maximum(2 * hits + missed + wrong, 1)
+    least = net(value) - lost
+    allowed = np.array([net(float(candidate)) >= least for candidate in candidates])
+    best = int(np.argmax(np.where(allowed, f1, -1.0)))
+    return float(candidates[best]) if best else -math.inf
+
+
+def _check(lost: float) -> None:
+    if not 0 <= lost < 1:
+        raise ConformalError(f"lost: got {lost!r}, expected a share in [0, 1)")
+
+
+def _net_warning(safe: ArrayLike, early: ArrayLike) -> Callable[[float], float]:
+    """The net early warning of a threshold; 0 of all where it is not known."""
+    scores, warnings = np.asarray(safe, np.float64), np.asarray(early, np.float64)
+
+    def net(threshold: float) -> float:
+        if not len(warnings) or not len(scores):
+            return 0.0
+        return float((warnings > threshold).mean() - (scores > threshold).mean())
+
+    return net

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxguard.decision.conformal import ConformalError, Threshold
-from jaxguard.decision.margin import floor
+from jaxguard.decision.margin import best_f1, floor
 
 SAFE = np.linspace(0.0, 0.2, 50)
 UNSAFE = np.linspace(0.6, 0.99, 99)
@@ -55,10 +55,46 @@ def test_the_highest_candidate_that_keeps_the_warnings_wins() -> None:
     assert floor(0.1, SAFE * 0, UNSAFE, warnings, 0.10) == UNSAFE[1]
 
 
+def f1(threshold: float, safe: np.ndarray, unsafe: np.ndarray) -> float:
+    hits, wrong = int((unsafe > threshold).sum()), int((safe > threshold).sum())
+    return 2 * hits / (hits + len(unsafe) + wrong)
+
+
+def test_best_f1_is_the_best_of_all_thresholds_above_the_conformal_one() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        safe, unsafe = rng.normal(0.3, 0.15, 60).clip(0, 1), rng.normal(0.6, 0.15, 20).clip(0, 1)
+        value = float(np.quantile(safe, 0.9))
+        found = max(value, best_f1(value, safe, unsafe, [], 0.0))
+        every = [t for t in np.linspace(0, 1, 2001) if t >= value]
+        assert f1(found, safe, unsafe) >= max(f1(t, safe, unsafe) for t in every)
+
+
+def test_best_f1_by_hand() -> None:
+    # Above 0.5 there are three false alerts and four hits; above 0.7 none and three.
+    safe, unsafe = np.array([0.1, 0.2, 0.6, 0.65, 0.7]), np.array([0.55, 0.8, 0.9, 0.95])
+    assert best_f1(0.5, safe, unsafe, [], 0.0) == 0.7
+    assert best_f1(0.7, safe, unsafe, [], 0.0) == -np.inf  # it is the best already
+    assert best_f1(0.75, safe, unsafe, [], 0.0) == -np.inf  # never lowers
+    assert best_f1(0.5, safe, [0.55, 1.0, np.inf], [], 0.0) == 0.7
+    assert best_f1(0.5, [*safe, np.nan], unsafe, [], 0.0) == 0.7  # one that is held whatever the threshold
+    assert best_f1(0.5, safe, [], [], 0.0) == -np.inf
+    assert best_f1(0.5, [], unsafe, [], 0.0) == -np.inf
+
+
+def test_best_f1_gives_up_no_more_early_warning_than_it_may() -> None:
+    safe, unsafe = np.array([0.1, 0.2, 0.6, 0.65, 0.7]), np.array([0.8, 0.9, 0.95, 0.97])
+    early = np.array([0.0, 0.62, 0.62, 0.62])  # net 0.75 - 0.6 above 0.5, 0.75 - 0.4 above 0.6, and 0 from 0.7 on
+    assert best_f1(0.5, safe, unsafe, early, 0.0) == 0.6
+    assert best_f1(0.5, safe, unsafe, early, 0.16) == 0.7
+
+
 @pytest.mark.parametrize("lost", [-0.1, 1.0, np.nan])
 def test_refuses_a_share_outside_its_range(lost: float) -> None:
     with pytest.raises(ConformalError, match=r"lost: got .*expected a share in \[0, 1\)"):
         floor(0.1, SAFE, UNSAFE, [], lost)
+    with pytest.raises(ConformalError, match=r"lost: got .*expected a share in \[0, 1\)"):
+        best_f1(0.1, SAFE, UNSAFE, [], lost)
 
 
 def test_share_lost_holds_for_exchangeable_trajectories() -> None:
