@@ -77,10 +77,12 @@ class DriftConfig:
 class DataConfig:
     """Converted trajectories (files or folders written by ``jaxguard convert``) and their features.
 
-    ``unseen`` are trajectories that are only calibrated and tested on (:class:`SplitConfig`): does a guard transfer?
+    ``train_only`` are trajectories that are only trained on, whatever the split of the others. ``unseen`` are only
+    calibrated and tested on (:class:`SplitConfig`): does a guard transfer?
     """
 
     trajectories: tuple[str, ...] = ()
+    train_only: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     store: str = ""
     split: SplitConfig = field(default_factory=SplitConfig)

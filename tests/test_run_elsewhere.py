@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from small_run import SmallRun, done, refused
 
+from jaxguard.config import DecisionConfig
 from jaxguard.evaluation.transfer import render_transfer
 from jaxguard.guard import Guard
 from jaxguard.ranking import auroc
@@ -130,6 +131,34 @@ def test_a_run_on_an_unseen_set_splits_it_for_calibration_and_test(small_run: Sm
         assert not any(t.id.startswith("other ") for t in run.part(name))
 
 
+def test_trajectories_may_be_trained_on_alone(small_run: SmallRun, tmp_path: Path) -> None:
+    other, store = tmp_path / "other", shutil.copytree(small_run.store, tmp_path / "store")
+    done("generate", "--out", other, "data.drift.trajectories=20", "data.drift.seed=5")
+    own = [dataclasses.replace(t, id=f"other {t.id}", group=f"other {t.group}") for t in read_trajectories(other)]
+    more = tmp_path / "more.jsonl"
+    write_trajectories(own, more)
+    done("embed", "--quiet", "--trajectories", more, "--store", store)
+    split = small_run.run / "splits.json"
+    never = (f"data.store={store}", "stage1.steps=0", "stage2.steps=0", f"data.split.file={split}")
+    done(*small_run.train(tmp_path / "run", f"data.train_only=[{more}]", *never))
+    run, plain = open_run(tmp_path / "run"), open_run(small_run.run)
+    assert run.splits["train"] == [*plain.splits["train"], *sorted(t.id for t in own)]
+    for name in ("validation", "calibration", "test"):
+        assert run.splits[name] == plain.splits[name]
+    assert run.digests["splits.json"] == plain.digests["splits.json"]
+    done("calibrate", tmp_path / "run")  # reads the split that the run wrote
+    # A split of its own leaves them in training, too; a group that is also elsewhere is refused.
+    free = (f"data.store={store}", "stage1.steps=0", "stage2.steps=0", f"data.train_only=[{more}]")
+    done(*small_run.train(tmp_path / "free", *free))
+    assert open_run(tmp_path / "free").splits == run.splits
+    tested = {t.group for t in plain.part("test")}
+    shared = [dataclasses.replace(t, id=f"other {t.id}") for t in plain.trajectories.values() if t.group in tested]
+    write_trajectories(shared, more)
+    message = refused(*small_run.train(tmp_path / "leak", *free))
+    assert "data.train_only: its group" in message
+    assert "in the test part, expected groups of its own" in message
+
+
 def test_a_hazard_at_the_first_step_counts_as_not_warned_of() -> None:
     """Half of the unsafe runs warn at 0.4, as often as safe runs are that high: nothing to keep a threshold low for."""
 
@@ -145,7 +174,7 @@ def test_a_hazard_at_the_first_step_counts_as_not_warned_of() -> None:
     }
     flat = np.concatenate([np.concatenate(rows[h]) for h in (None, 0, 1)])
     lengths = np.full(60, 2)
-    assert _floor(0.3, flat, lengths, labelled, 0.05) == 0.7
+    assert _floor(0.3, flat, lengths, labelled, DecisionConfig(max_lost=0.05)) == 0.7
 
 
 def test_recalibrating_on_sets_of_unequal_size_weighs_them_equally(small_run: SmallRun, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from jaxguard.guard import Guard
 from jaxguard.inputs import SPLITS_FILE, digests_of
 from jaxguard.traces.jsonl import read_trajectories
 from jaxguard.traces.splits import load_splits
+from jaxguard.types import Trajectory
 from jaxguard.writing import write_whole
 
 LIVE_PARTS = ("test", "validation")
@@ -88,17 +89,19 @@ def _recording_of(guard: Guard) -> Path:
 
 
 def held_out_plan(guard: Guard, recording: Path) -> Plan:
-    """The plan of a recording, if the guard was trained on its training part and on nothing else.
+    """The plan of a recording, if the guard was trained on its training part, and beside it on other suites at most.
 
     Raises:
         ArenaError: it was not, so that nobody knows which tasks it has seen.
     """
-    trained = guard.provenance.get("inputs")
-    found = digests_of(load_splits(recording / SPLITS_FILE), {"recording": read_trajectories(recording)})
+    trained, plan = guard.provenance.get("inputs"), read_plan(recording)
+    more = {path: _of_other_suites(Path(path), plan) for path in guard.config.data.train_only}
+    found = digests_of(load_splits(recording / SPLITS_FILE), {"recording": read_trajectories(recording), **more})
     if not isinstance(trained, dict) or sorted(trained.values()) != sorted(found.values()):
         raise ArenaError(
-            f"guard: was not trained on {recording} alone and with its {SPLITS_FILE}, so that it may know the tasks "
-            f"held out there; train it with data.trajectories and data.split.file of that folder"
+            f"guard: was not trained on {recording} with its {SPLITS_FILE} (and on what data.train_only names as it is "
+            "now), so that it may know the tasks held out there; train it with data.trajectories and data.split.file "
+            "of that folder"
         )
     calibration = guard.calibration
     if calibration is None:
@@ -108,7 +111,20 @@ def held_out_plan(guard: Guard, recording: Path) -> Plan:
             "guard: was calibrated on other trajectories than its run's, which may be of the tasks held out; run "
             "`jaxguard calibrate` on its run"
         )
-    return read_plan(recording)
+    return plan
+
+
+def _of_other_suites(path: Path, plan: Plan) -> list[Trajectory]:
+    """What a guard learnt from beside a recording; none may be of the recording's suites, whose goals are held out."""
+    if not path.exists():
+        raise ArenaError(f"data.train_only: {path}, which the guard was trained on, is not there; play where it is")
+    found = list(read_trajectories(path))
+    if known := [t for t in found if t.metadata.get("domain") in plan.users]:
+        raise ArenaError(
+            f"data.train_only {path}: {known[0].id!r} is of {known[0].metadata['domain']}, whose tasks and goals are "
+            "held out; expected other suites"
+        )
+    return found
 
 
 def _write(
