@@ -8,7 +8,9 @@ OUT=${2:-$CONFIGS/../jaxguard/default_guard}
 jaxguard convert "$DATA/stepshield/train.jsonl.gz" --out data/stepshield
 jaxguard convert "$DATA/agentdyn" --out data/agentdyn
 jaxguard generate --config "$CONFIGS/default_guard.yaml" --out data/drift
-for name in stepshield agentdyn drift; do jaxguard embed --trajectories "data/$name" --store data/features; done
+for name in stepshield agentdyn drift; do
+  jaxguard embed --config "$CONFIGS/default_guard.yaml" --trajectories "data/$name" --store data/features
+done
 jaxguard train --config "$CONFIGS/default_guard.yaml" --out runs/default_guard
 jaxguard calibrate runs/default_guard
 jaxguard evaluate runs/default_guard

@@ -266,10 +266,8 @@ def transfer_run(
         features = np.zeros((len(trajectories), 2 * guard.encoder.dim))
         for row, trajectory in zip(features, trajectories, strict=True):
             if trajectory.steps:
-                texts = trajectory_texts(trajectory, thought=guard.config.data.thought)
-                row[:] = np.concatenate(
-                    [vectors.get(part).mean(axis=0) for part in (texts.observations[:-1], texts.actions)]
-                )
+                observations, actions, _ = StepReader(vectors.get, guard.config.data.thought)(trajectory)
+                row[:] = np.concatenate([part.mean(axis=0) for part in (observations, actions)])
         return Place(
             trajectory_max(evidence(hazard, prefix, lengths, fusion).fused, lengths),
             np.array([t.unsafe for t in trajectories], bool),
@@ -287,9 +285,10 @@ def transfer_run(
     read = {"thought": guard.config.data.thought, "grounded": guard.config.model.grounded}
     texts = dict.fromkeys(text for t in there for text in trajectory_texts(t, **read).unique())
     if missing := vectors.missing(list(texts)):
+        named = " ".join(f"--trajectories {path}" for path in paths)
         raise RunError(
             f"feature store {vectors.path}: {len(missing):,} of {len(texts):,} texts have no vector; run `jaxguard "
-            f"embed --store {vectors.path} {' '.join(f'--trajectories {path}' for path in paths)}` first"
+            f"embed --config {folder}/config.yaml --store {vectors.path} {named}` first"
         )
     safe = safe_calibration(run, run.config.decision)
     hold = guard.calibration.hold
@@ -486,9 +485,8 @@ def live_latency(guard: Guard, trajectories: Sequence[Trajectory], store: Featur
     trajectory = max(trajectories, key=len, default=None)
     if trajectory is None or not trajectory.steps:
         return {}
-    observations, actions, instruction = StepReader(store.get, guard.config.data.thought, guard.config.model.grounded)(
-        trajectory
-    )
+    reader = StepReader(store.get, guard.config.data.thought, guard.config.model.grounded)
+    observations, actions, instruction = reader(trajectory)
     state = guard.scorer.start(instruction)
     guard.scorer.step(state, observations[0], actions[0])
     times = []

@@ -72,7 +72,7 @@ def grounded_run(
     with at_toy_size(compiled):
         message = refused(*small_run.train(root / "early", GROUNDED))
         assert "jaxguard embed --store" in message
-        assert GROUNDED in message
+        assert f"{GROUNDED})" in message
         done("embed", "--quiet", "--trajectories", small_run.data, "--store", store, GROUNDED)
         done(*small_run.train(out, GROUNDED, f"data.store={store}"))
         done("calibrate", out)

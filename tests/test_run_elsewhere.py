@@ -102,7 +102,8 @@ def test_transfer_needs_thresholds_and_labels(small_run: SmallRun, tmp_path: Pat
     done("generate", "--out", other, "data.drift.trajectories=60", "data.drift.seed=5")
     write_trajectories((t for t in read_trajectories(other) if t.unsafe is False), safe)
     assert re.search(
-        rf"of \S+ texts have no vector; run `jaxguard embed --store {store} --trajectories {safe}` first",
+        rf"of \S+ texts have no vector; run `jaxguard embed --config {small_run.run}/config.yaml --store {store} "
+        rf"--trajectories {safe}` first",
         refused("transfer", small_run.run, "--trajectories", safe, "--store", store),
     )
     done("embed", "--quiet", "--trajectories", safe, "--store", store)

@@ -209,7 +209,8 @@ class FeatureStore:
             shown = repr(text[:80]) + ("..." if len(text) > 80 else "")
             raise MissingTexts(
                 f"feature store {self.path}: {len(lost)} of {len(texts)} texts have no vector, the first is "
-                f"number {lost[0]}: {shown}; `jaxguard embed --store {self.path} --trajectories DIR` embeds them"
+                f"number {lost[0]}: {shown}; `jaxguard embed --store {self.path} --trajectories DIR` embeds them, "
+                "given the settings that were or will be trained with (--config, model.grounded=true)"
             )
         return ids
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxguard.config import Stage2Config
-from jaxguard.features.store import FeatureStore, MissingTexts
+from jaxguard.features.store import FeatureStore
 from jaxguard.features.texts import trajectory_texts
 from jaxguard.types import JaxguardError, Trajectory
 from jaxguard.world_model.losses import Batch
@@ -140,14 +140,8 @@ def make_episodes(
         sources.append(trajectory.source)
     if not ids:
         raise TrainingError(f"{part} part: got {len(trajectories)} trajectories, none with a step, expected one")
-    try:
-        table = store.get(list(index))
-    except MissingTexts as error:
-        if not grounded:
-            raise
-        raise MissingTexts(f"{error}, with model.grounded=true, which adds what was said of what calls name") from error
     return Episodes(
-        table=table,
+        table=store.get(list(index)),
         ids=tuple(ids),
         rows=tuple(rows),
         new_observation=tuple(fresh),
