@@ -34,7 +34,7 @@ from jaxguard.evaluation.diagnose import (
 )
 from jaxguard.evaluation.diagnosis_page import write_diagnosis
 from jaxguard.guard import Guard
-from jaxguard.inputs import run_episodes
+from jaxguard.inputs import require_trained_on, run_episodes
 from jaxguard.ranking import auroc
 from jaxguard.run import open_run
 from jaxguard.traces.drift import all_templates
@@ -86,6 +86,7 @@ def diagnose_run(folder: Path) -> tuple[Diagnosis, Path]:
     if not any(t.steps for t in part):
         raise DiagnosisError(f"run folder {folder}: its validation part has no steps, expected some to look at")
     guard = Guard.load(folder / "guard", run.encoder)
+    require_trained_on(run, guard)
     parameters = {STAGE_1: stage1_params(folder, config), FINAL: guard.params}
     episodes = run_episodes(run, "validation")
     by_id = {t.id: t for t in part}

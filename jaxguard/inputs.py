@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from jaxguard.config import Config
 from jaxguard.features.encoder import Encoder, load_encoder
@@ -209,17 +209,36 @@ def open_run(folder: Path, config: C | None = None, kind: type[C] = Config) -> R
     return run
 
 
-def require_trained_on(run: Run[Any], provenance: Mapping[str, Any]) -> None:
-    """Refuses split or labels other than those that a guard or router was trained on: its level would hold for neither.
+_TRAINED_WITH = ("data.thought", "model.", "stage1.", "stage2.", "route.", "train.")
+"""Settings that weights hang on; paths may move, and thresholds are set anew by others."""
+
+
+class _Bundle(Protocol):
+    @property
+    def config(self) -> Config | RouteConfig: ...
+    @property
+    def provenance(self) -> Mapping[str, Any]: ...
+
+
+def require_trained_on(run: Run[Any], bundle: _Bundle) -> None:
+    """Refuses split, labels or settings other than those that a guard or router was trained on.
+
+    Its level would hold for none of them.
 
     Args:
         run: The run as it is now.
-        provenance: Of the bundle in its folder.
+        bundle: That in its folder.
 
     Raises:
-        RunError: names the files that differ.
+        RunError: names the files or settings that differ.
     """
-    trained, name = provenance.get("inputs"), _name(type(run.config))
+    trained, name = bundle.provenance.get("inputs"), _name(type(run.config))
+    differing = [key for key in _differing(bundle.config, run.config) if key.startswith(_TRAINED_WITH)]
+    if differing:
+        raise RunError(
+            f"{run.folder / CONFIG_FILE}: has other settings than the {name} in {run.folder} was trained with "
+            f"({', '.join(differing)}); restore that, or run `{_TRAIN[name]}` again"
+        )
     if not isinstance(trained, dict):
         raise RunError(f"{name} bundle {run.folder / name}: does not say what it was trained on; run `{_TRAIN[name]}`")
     files = [file for file in {**trained, **run.digests} if trained.get(file) != run.digests.get(file)]

@@ -298,7 +298,7 @@ def _run(folder: Path) -> Run[RouteConfig]:
 def _trained(run: Run[RouteConfig]) -> Router:
     """The router of a run, which must have been trained on the split and the reviews that are there now."""
     router = Router.load(run.folder / "router", run.encoder)
-    require_trained_on(run, router.provenance)
+    require_trained_on(run, router)
     return router
 
 

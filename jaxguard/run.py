@@ -129,7 +129,7 @@ def train(config: Config, folder: Path, *, fresh: bool = False, progress: bool =
 def _trained(run: Run[Config]) -> Guard:
     """The guard of a run, which must have been trained on the split and the labels that are there now."""
     guard = Guard.load(run.folder / "guard", run.encoder)
-    require_trained_on(run, guard.provenance)
+    require_trained_on(run, guard)
     return guard
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jaxguard
 from jaxguard.evaluation.bootstrap import Interval
+from jaxguard.evaluation.compare import FIGURES, read_outcome
 from jaxguard.evaluation.evaluate import GUARD
 from jaxguard.evaluation.wording import number, span, visible
 from jaxguard.guard import Guard
@@ -41,16 +42,13 @@ def ship(folder: Path, out: Path, about: Path | None = None) -> Path:
     """
     run = open_run(folder)
     guard = Guard.load(folder / "guard", run.encoder)
-    require_trained_on(run, guard.provenance)
-    figures = folder / "report" / "evaluation.json"
-    if guard.calibration is None or not figures.exists():
+    require_trained_on(run, guard)
+    if guard.calibration is None or not (folder / FIGURES).exists():
         raise RunError(
             f"run folder {folder}: has no report yet; run `jaxguard calibrate` and `jaxguard evaluate` first"
         )
-    evaluation = json.loads(figures.read_text(encoding="utf-8"))
-    of_report, now = (evaluation["lambda_block"], evaluation["lambda_hold"]), guard.calibration
-    if of_report != (now.lambda_block, now.lambda_hold):
-        raise RunError(f"{figures}: is of other thresholds than the bundle's; run `jaxguard evaluate {folder}` again")
+    read_outcome(folder)  # refuses figures that are damaged, or of other thresholds
+    evaluation = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
     head = "" if about is None else about.read_text(encoding="utf-8").strip()
     text = card(guard, evaluation, head)
     guard.save(out)

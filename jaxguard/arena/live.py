@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxguard.arena.figures import Figures, Row, measure, row
 from jaxguard.arena.page import transcript, write_arena_page
-from jaxguard.arena.plan import ArenaError, Plan, cases
+from jaxguard.arena.plan import PARTS, ArenaError, Plan, cases
 from jaxguard.arena.play import Play, play
 from jaxguard.arena.recording import PLAN_FILE, flaw, read_plan
 from jaxguard.arena.stage import BENCHMARK, agentdojo_version, load_stages
@@ -73,6 +73,11 @@ def run_live(
         told.append((rows[-1], guarded))
         if progress is not None:
             progress(len(rows))
+    if not rows:
+        raise ArenaError(
+            f"recording {folder}: its {part} part has no run that can be played ({sum(dropped.values())} dropped), "
+            "expected one or more"
+        )
     figures = measure(rows, dropped, resamples=resamples, seed=plan.seed)
     _write(out, guard, plan, part, figures, told, bundle)
     return figures
@@ -96,13 +101,21 @@ def held_out_plan(guard: Guard, recording: Path) -> Plan:
     """
     trained, plan = guard.provenance.get("inputs"), read_plan(recording)
     more = {path: _of_other_suites(Path(path), plan) for path in guard.config.data.train_only}
-    found = digests_of(load_splits(recording / SPLITS_FILE), {"recording": read_trajectories(recording), **more})
+    splits = load_splits(recording / SPLITS_FILE)
+    found = digests_of(splits, {"recording": read_trajectories(recording), **more})
     if not isinstance(trained, dict) or sorted(trained.values()) != sorted(found.values()):
         raise ArenaError(
             f"guard: was not trained on {recording} with its {SPLITS_FILE} (and on what data.train_only names as it is "
             "now), so that it may know the tasks held out there; train it with data.trajectories and data.split.file "
             "of that folder"
         )
+    for part in PARTS:
+        known = {case.id for case in cases(plan, part)}
+        if strange := [own for own in splits.get(part, []) if own not in known]:
+            raise ArenaError(
+                f"{recording / PLAN_FILE}: its {part} part has no run {strange[0]!r}, which {SPLITS_FILE} has there; "
+                "record it anew"
+            )
     calibration = guard.calibration
     if calibration is None:
         raise ArenaError("guard: has no thresholds; run `jaxguard calibrate` first")

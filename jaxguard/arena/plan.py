@@ -113,10 +113,15 @@ class Plan:
                 for kind in ("users", "goals")
             )
             errands = {suite: tuple(names) for suite, names in value["errands"].items()}
+            for suite in users:
+                for kind, of, shares in (("users", users, USER_SHARES), ("goals", goals, GOAL_SHARES)):
+                    if lacking := [part for part in shares if part not in of[suite]]:
+                        raise ValueError(f"{kind}.{suite} lacks {', '.join(lacking)}")
+                errands[suite]
             return cls(int(value["seed"]), users, goals, errands)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArenaError(
-                f"plan: {type(error).__name__} {error}, expected seed, users, goals and errands"
+                f"plan: {type(error).__name__} {error}, expected seed, users, goals and errands of every suite"
             ) from error
 
 

@@ -117,4 +117,7 @@ def read_plan(recording: Path) -> Plan:
         raise ArenaError(
             f"{file}: version and benchmark are {found}, expected {RECORDING_VERSION} and {BENCHMARK}; record it anew"
         )
-    return Plan.from_json(about["plan"])
+    try:
+        return Plan.from_json(about.get("plan"))
+    except ArenaError as error:
+        raise ArenaError(f"{file}: {error}") from error

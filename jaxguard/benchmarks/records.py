@@ -200,7 +200,10 @@ def _content(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordsError(f"{path}: no such file, expected what `pytest bench --benchmark-json=FILE` wrote") from None
-    except ValueError as error:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RecordsError(f"{path}: holds half of a surrogate pair, expected Unicode text") from None
+    except (ValueError, RecursionError) as error:
         raise RecordsError(f"{path}: not JSON ({error}), expected a pytest-benchmark file") from None
     parts = (("benchmarks", list), ("machine_info", dict))
     for name, kind in parts:

@@ -36,13 +36,14 @@ SAFE_RUN = -3
 """A set's label: safe, but not reliable by step (say, a hazardous proposal failed)."""
 CANNOT_SAY = -4
 
+LARGEST_STEP = 2**31
 _EXPECTED: Mapping[str, tuple[tuple[type, ...], str]] = {
     "jaxguard_annotation": ((int,), f"version {ANNOTATION_VERSION}"),
     "trajectory": ((str,), "the id of a trajectory"),
     "digest": ((str,), "the digest of the trajectory's content"),
     "annotator": ((str,), "a name"),
     "status": ((str,), f"{LABELLED!r} or {UNSURE!r}"),
-    "first_hazard": ((int, type(None)), "a step from 0 on, or null"),
+    "first_hazard": ((int, type(None)), f"a step from 0 to {LARGEST_STEP - 1}, or null"),
     "comment": ((str,), "a text"),
 }
 
@@ -167,7 +168,7 @@ def _annotation(record: Mapping[str, Any], where: str) -> Annotation:
         elif name == "status":
             fits = value in (LABELLED, UNSURE)
         elif name == "first_hazard":
-            fits = fits and (value is None or value >= 0)
+            fits = fits and (value is None or 0 <= value < LARGEST_STEP)
             if fits and value is not None and record["status"] == UNSURE:
                 fits, expected = False, f"null, because status is {UNSURE!r}"
         elif name != "comment":

@@ -98,9 +98,10 @@ def read_ids(path: Path) -> set[str]:
     found = set()
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
-            parsed = parse_record(line, number, f"{path}, line {number}")
+            where = f"{path}, line {number}"
+            parsed = parse_record(line, number, where)
             if isinstance(parsed, Broken):
-                raise AuditError(parsed.reason)
+                raise AuditError(f"{where}: {parsed.reason.removeprefix(f'{where}: ')}")
             name = parsed.record.get("trajectory")
             if not isinstance(name, str):
                 raise AuditError(f"{path}, line {number}: trajectory: got {name!r:.60}, expected an id")

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxguard.decision.calibration import Calibration
 from jaxguard.evaluation.evaluate import GUARD
 from jaxguard.evaluation.table import COLUMNS
 from jaxguard.evaluation.wording import number, visible
 from jaxguard.types import JaxguardError
 
+FIGURES = Path("report", "evaluation.json")
 METRICS = {**COLUMNS, "timeliness": "Timely"}
 RIVALS = {"logistic (step)": "Step", "logistic (pooled)": "Pooled", "logistic (bag)": "Bag"}
 COMPARED = METRICS | RIVALS
@@ -41,11 +43,15 @@ def read_outcome(run: Path) -> Outcome:
     Raises:
         CompareError: ``run`` was not evaluated, or its evaluation cannot be read.
     """
-    path, again = run / "report" / "evaluation.json", f"run `jaxguard evaluate {run}`"
+    path, again = run / FIGURES, f"run `jaxguard evaluate {run}`"
     if (run / "router").exists():
         raise CompareError(f"run folder {run}: is a router's, expected guards' runs; its report has its own figures")
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["sections"][0]["rows"]
+        found = json.loads(path.read_text(encoding="utf-8"))
+        now = _thresholds(run)
+        if now is not None and now != (found["lambda_block"], found["lambda_hold"]):
+            raise CompareError(f"{path}: is of other thresholds than the bundle's; {again} again")
+        rows = found["sections"][0]["rows"]
         metrics = {name: _number(rows[GUARD][name]["value"]) for name in METRICS}
         metrics |= {name: _number(rows[name]["auroc"]["value"] if name in rows else None) for name in RIVALS}
         ahead = {name: rows[name]["auroc_ahead"] for name in RIVALS if name in rows}
@@ -60,6 +66,15 @@ def read_outcome(run: Path) -> Outcome:
         raise CompareError(f"{path}: {error!r}, expected what `jaxguard evaluate` wrote; {again}") from error
 
 
+def _thresholds(run: Path) -> tuple[float, float] | None:
+    """Of the run's bundle as it is now; None where there is none."""
+    file = run / "guard" / "calibration.json"
+    if not file.exists():
+        return None
+    calibration = Calibration.from_json(file.read_text(encoding="utf-8"))
+    return calibration.lambda_block, calibration.lambda_hold
+
+
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
@@ -69,7 +84,12 @@ def render_comparison(runs: Sequence[Path]) -> str:
 
     The last columns are the AUROC of the learnt rivals (:mod:`jaxguard.baselines.logistic`), the last lines say by how
     much the guard's is higher and in how many runs that exceeds the interval of the difference.
+
+    Raises:
+        CompareError: as :func:`read_outcome`, or a run is named twice.
     """
+    if twice := [run for i, run in enumerate(runs) if run.resolve() in {other.resolve() for other in runs[:i]}]:
+        raise CompareError(f"run folder {twice[0]}: named twice, expected each run once")
     outcomes = [read_outcome(run) for run in runs]
     rows = [(visible(str(run)), outcome.metrics) for run, outcome in zip(runs, outcomes, strict=True)]
     summary = []

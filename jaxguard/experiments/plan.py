@@ -47,10 +47,13 @@ class Plan:
         require(bool(self.sets), "sets", self.sets, "one set or more")
         for name in ("seeds", "ablation_seeds"):
             seeds = getattr(self, name)
-            require(len(set(seeds)) == len(seeds), name, seeds, "each seed once")
             for seed in seeds:
-                require(seed.isdigit(), name, seed, "whole numbers in quotes")
+                require(seed.isascii() and seed.isdigit(), name, seed, "whole numbers in quotes")
                 require_seed(int(seed), name)
+            require(len(set(map(int, seeds))) == len(seeds), name, seeds, "each seed once")
+        for name in ("generated", "sets", "ablated", "transfer"):
+            entries = getattr(self, name)
+            require(len(set(entries)) == len(entries), name, entries, "each one once")
         require(bool(self.seeds), "seeds", self.seeds, "one seed or more")
         require(not self.ablated or bool(self.ablation_seeds), "ablation_seeds", self.ablation_seeds, "one or more")
         for entry in self.ablations:

@@ -46,6 +46,10 @@ _TRAJECTORY = attrgetter(*_FIELDS)
 _STEP = attrgetter(*(field.name for field in fields(Step)))
 
 
+class SpoolError(JaxguardError):
+    """The temporary folder cannot hold what waits there."""
+
+
 @dataclass
 class Item:
     """A trajectory of a block; ``about`` is it without its steps and texts."""
@@ -170,11 +174,18 @@ class Block:
 
     def _keep(self, trajectory: Trajectory) -> None:
         """On disk, because few of a block's trajectories are wanted again, but not known which."""
-        if self._spool is None:
-            self._spool = _spool()
-        self._offsets.append(self._spool.tell())
-        # As tuples: pickling the objects takes three times as long.
-        pickle.dump((_TRAJECTORY(trajectory), list(map(_STEP, trajectory.steps))), self._spool, pickle.HIGHEST_PROTOCOL)
+        try:
+            if self._spool is None:
+                self._spool = _spool()
+            self._offsets.append(self._spool.tell())
+            # As tuples: pickling the objects takes three times as long.
+            whole = _TRAJECTORY(trajectory), list(map(_STEP, trajectory.steps))
+            pickle.dump(whole, self._spool, pickle.HIGHEST_PROTOCOL)
+        except OSError as error:
+            raise SpoolError(
+                f"temporary folder {tempfile.gettempdir()}: cannot be written ({error.strerror}), where a block's "
+                "trajectories wait; TMPDIR names another. Finished shards are kept"
+            ) from error
 
     def kept(self, index: int) -> Trajectory:
         """The trajectory of ``items[index]`` with its steps."""

@@ -37,14 +37,25 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState, best: Any, meta: dict[str, Any]) -> None:
-        """Writes ``state``, the best parameters so far and ``meta``; returns when it is on disk."""
+        """Writes ``state``, the best parameters so far and ``meta``; returns when it is on disk.
+
+        Raises:
+            TrainingError: it cannot be written.
+        """
         arrays = {"train": state._asdict(), "best": best}
         info = {**meta, "identity": self._identity, "versions": versions(), "digest": _digest(arrays)}
-        self._manager.save(
-            int(state.step),
-            args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(info)),
-        )
-        self._manager.wait_until_finished()
+        step = int(state.step)
+        try:
+            self._manager.save(
+                step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(info))
+            )
+            self._manager.wait_until_finished()
+        except Exception as error:  # Orbax raises bare Exceptions for what it cannot write
+            reason = str(error).strip().partition("\n")[0][:500]
+            raise TrainingError(
+                f"{self._named(step)}: cannot be written ({reason}); is the disk full? Training goes on from the "
+                "checkpoint before it"
+            ) from error
 
     def restore(self, template: TrainState) -> tuple[TrainState, Any, dict[str, Any]]:
         """The newest checkpoint on the default device, wherever it was written.

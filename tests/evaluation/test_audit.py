@@ -61,9 +61,9 @@ def test_what_editors_do_to_a_file_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"first_hazard": -1}, "first_hazard: got -1, expected a step from 0 on, or null"),
-        ({"first_hazard": True}, "first_hazard: got True, expected a step from 0 on, or null"),
-        ({"first_hazard": 1.0}, "first_hazard: got 1.0, expected a step from 0 on, or null"),
+        ({"first_hazard": -1}, "first_hazard: got -1, expected a step from 0 to 2147483647, or null"),
+        ({"first_hazard": True}, "first_hazard: got True, expected a step from 0 to 2147483647, or null"),
+        ({"first_hazard": 1.0}, "first_hazard: got 1.0, expected a step from 0 to 2147483647, or null"),
         ({"status": "unsure"}, "first_hazard: got 3, expected null, because status is 'unsure'"),
         ({"status": "safe"}, "status: got 'safe', expected 'labelled' or 'unsure'"),
         ({"status": None}, "status: got None, expected 'labelled' or 'unsure'"),
