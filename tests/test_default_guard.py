@@ -54,7 +54,7 @@ def test_it_tells_drift_runs_apart_that_it_has_not_seen(guard: Guard) -> None:
 def agreement(guard: Guard, runs: Iterable[Trajectory], path: Path) -> tuple[float, int]:
     """Share of steps on which bfloat16 and float32 decide alike, and the number of steps with an alert."""
     runs = list(runs)
-    texts = list(dict.fromkeys(text for run in runs for text in trajectory_texts(run).unique()))
+    texts = list(dict.fromkeys(text for run in runs for text in trajectory_texts(run, grounded=True).unique()))
     store = FeatureStore.create_or_open(path, guard.encoder.fingerprint, guard.encoder.dim)
     store.add(texts, guard.encoder.encode(texts))
     one, other = (

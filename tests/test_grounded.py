@@ -14,6 +14,7 @@ from small_run import SmallRun, at_toy_size, done, refused
 
 from jaxguard.guard import Guard
 from jaxguard.inputs import open_run
+from jaxguard.rivals import NAMES
 from jaxguard.run import step_reader
 from jaxguard.types import Step, Trajectory
 from jaxguard.world_model.params import init_params
@@ -89,6 +90,14 @@ def test_a_run_is_trained_calibrated_and_compared_with_rivals_that_read_the_same
     run = open_run(out)
     read = step_reader(run)(run.part("test")[0])
     assert read.act.shape[1] == 2 * read.obs.shape[1]
+
+
+def test_every_rival_reads_the_same(grounded_run: tuple[SmallRun, Path]) -> None:
+    _, out = grounded_run
+    done("rivals", out, "--quiet")
+    rows = json.loads((out / "rivals" / "evaluation.json").read_text())["sections"][0]["rows"]
+    assert set(NAMES) <= set(rows)
+    assert all(rows[name]["auroc"]["value"] is not None for name in NAMES)
 
 
 def test_live_steps_and_the_archive_say_the_same(grounded_run: tuple[SmallRun, Path], tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class NeuralRival(PrefixRival):
         obs, act, ins = self._reader(trajectory)
         risks = np.empty((len(act), 2))
         for start, size, first, end in windows(len(act), self._limit):
-            padded = np.zeros((2, size, len(ins)), np.float32)
+            padded = [np.zeros((size, part.shape[1]), np.float32) for part in (obs, act)]
             for place, part in zip(padded, (obs, act), strict=True):
                 own = part[start : start + size]
                 place[: len(own)] = own

@@ -99,7 +99,7 @@ class Scorer:
         if not seen_dim:
             nothing = pooled_weights(jnp.zeros((0, 1)), weights.pooled.bias[None], 0)
             weights = weights._replace(pooled=nothing)
-        many = weights if precision == PRECISIONS[0] else rounded(weights, precision)
+        many = weights if precision == PRECISIONS[0] else rounded(weights, config, precision)
         deter, width = config.deter, config.hidden
 
         def constants(batch: int = 0) -> StepWeights:
