@@ -236,6 +236,29 @@ def test_training_again_over_a_bundle_that_says_nothing_of_its_origin(small_run:
     done("calibrate", copy)
 
 
+def test_a_run_whose_settings_changed_is_not_used(small_run: SmallRun, copy: Path) -> None:
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text[: text.index("\nstage2:") + 1])  # cut where it is still YAML
+    for call in (("calibrate", copy), ("evaluate", copy), ("rivals", copy), ("diagnose", copy), ("ship", copy)):
+        message = refused(*call, *(("--out", copy / "out") if call[0] == "ship" else ()))
+        assert f"{copy / 'config.yaml'}: has other settings than the guard in {copy} was trained with" in message
+        assert "stage2.steps" in message
+
+
+def test_figures_of_other_thresholds_are_neither_compared_nor_shipped(small_run: SmallRun, copy: Path) -> None:
+    done("compare", small_run.run, copy)
+    assert "named twice" in refused("compare", copy, copy)
+    done("calibrate", copy, "decision.alpha_hold=0.4", "decision.alpha_block=0.3")
+    for call in (("compare", small_run.run, copy), ("ship", copy, "--out", copy / "out")):
+        assert "is of other thresholds than the bundle's; run `jaxguard evaluate" in refused(*call)
+    done("evaluate", copy)
+    done("compare", small_run.run, copy)
+    for damaged in ("{}", "null", "[]", "", '{"lambda_block": 1'):
+        (copy / "report" / "evaluation.json").write_text(damaged)
+        for call in (("compare", copy), ("ship", copy, "--out", copy / "out")):
+            assert "expected what `jaxguard evaluate` wrote" in refused(*call)
+
+
 def test_a_run_whose_split_changed_is_not_calibrated_or_evaluated(small_run: SmallRun, copy: Path) -> None:
     content = json.loads((copy / "splits.json").read_text())
     parts = content["splits"]

@@ -198,9 +198,9 @@ def _part(name: str, value: Any) -> str:
 def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()
     except FileNotFoundError:
         raise RecordsError(f"{path}: no such file, expected what `pytest bench --benchmark-json=FILE` wrote") from None
-        json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise RecordsError(f"{path}: holds half of a surrogate pair, expected Unicode text") from None
     except (ValueError, RecursionError) as error:

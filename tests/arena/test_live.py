@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from small_run import SIZES, SmallRun, done, refused
 from jaxguard.arena.live import FIGURES_FILE, PAGE_FILE, RUNS_FILE, TRANSCRIPTS, TRANSCRIPTS_FOLDER
 from jaxguard.arena.plan import Plan
 from jaxguard.arena.recording import PLAN_FILE
-from jaxguard.traces.jsonl import read_trajectories
+from jaxguard.traces.jsonl import read_trajectories, write_trajectories
 from jaxguard.traces.splits import load_splits
 
 pytestmark = pytest.mark.slow
@@ -99,6 +100,40 @@ def test_a_plan_of_another_version_is_refused(arena: Path, toy_size: None, tmp_p
     moved = tmp_path / "data"
     shutil.copytree(arena / "data", moved)
     about = json.loads((moved / PLAN_FILE).read_text())
-    (moved / PLAN_FILE).write_text(json.dumps({**about, "benchmark": "v0"}))
     asked = ("arena", "run", "--guard", arena / "run" / "guard", "--out", tmp_path / "out", "--recording", moved)
-    assert "record it anew" in refused(*asked)
+
+    def answer(**changes: object) -> str:
+        (moved / PLAN_FILE).write_text(json.dumps({**about, **changes}))
+        return refused(*asked)
+
+    assert "record it anew" in answer(benchmark="v0")
+    assert f"{moved / PLAN_FILE}: plan: " in answer(plan=None)
+    plan = about["plan"]
+    users = {"banking": {**plan["users"]["banking"], "test": plan["users"]["banking"]["train"]}}
+    assert "has no run 'scripted-" in answer(plan={**plan, "users": users})
+
+
+def test_beside_a_recording_other_suites_may_be_trained_on_and_no_others(
+    arena: Path, toy_size: None, tmp_path: Path
+) -> None:
+    recorded = list(read_trajectories(arena / "data"))
+    more, store = tmp_path / "more.jsonl", shutil.copytree(arena / "store", tmp_path / "store")
+
+    def trained(domain: str) -> tuple[object, ...]:
+        own = (
+            dataclasses.replace(t, id=f"more {t.id}", group=f"more {t.group}", metadata={"domain": domain})
+            for t in recorded[:20]
+        )
+        write_trajectories(own, more)
+        out = tmp_path / domain
+        settings = (f"data.trajectories=[{arena / 'data'}]", f"data.store={store}", f"data.train_only=[{more}]",
+                    f"data.split.file={arena / 'data' / 'splits.json'}")  # fmt: skip
+        done("train", "--quiet", "--out", out, *SIZES, *settings)
+        done("calibrate", out)
+        return "arena", "run", "--guard", out / "guard", "--out", tmp_path / "live", "--recording", arena / "data"
+
+    assert "is of banking, whose tasks and goals are held out" in refused(*trained("banking"))
+    asked = trained("elsewhere")
+    done(*asked)
+    more.unlink()
+    assert f"data.train_only: {more}, which the guard was trained on, is not there" in refused(*asked)

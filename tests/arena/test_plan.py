@@ -94,6 +94,28 @@ def test_what_is_not_there_is_refused(plan: Plan) -> None:
         make_plan(few, 0)  # type: ignore[arg-type]
 
 
+def test_what_is_no_plan_is_named(plan: Plan) -> None:
+    def without(kind: str, *path: str) -> dict:
+        whole = plan.to_json()
+        place = whole[kind]
+        for name in path[:-1]:
+            place = place[name]
+        del place[path[-1]]
+        return whole
+
+    suite = next(iter(plan.users))
+    for broken in (
+        None,
+        {},
+        without("users", suite, "test"),
+        without("goals", suite, "train"),
+        without("goals", suite),
+        without("errands", suite),
+    ):
+        with pytest.raises(ArenaError, match="expected seed, users, goals and errands of every suite"):
+            Plan.from_json(broken)
+
+
 def test_ids_tell_asked_runs_apart() -> None:
     one, other = (Case("bank", "user_1", "asked", "goal_1", "direct", joined) for joined in (0, 1))
     assert one.id != other.id

@@ -81,6 +81,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("- 1", "expected a list under `rules`"),
         ("rules: [1]", "rule 0 is 1, expected name, risk, where, words"),
         ("a: [", "cannot be read"),
+        ("rules: [{name: 2020-13-45}]", "cannot be read"),
+        ("rules: !!int x", "cannot be read"),
         (f"rules:\n- {GOOD}\n- {GOOD}", "names repeat"),
         (f"rules:\n- {GOOD}".replace("tool", "mind"), "where is"),
         (f"rules:\n- {GOOD}".replace("[tool]", "tool"), "must be lists"),

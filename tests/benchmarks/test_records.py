@@ -115,6 +115,8 @@ def test_files_that_are_no_benchmark_runs(tmp_path: Path) -> None:
         read_run(path)
     for content, message in (
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"benchmarks": [], "machine_info": {"node": "\\ud800"}}', "holds half of a surrogate pair"),
         ("[]", "benchmarks: got nothing, expected a list"),
         ('{"benchmarks": {}}', "benchmarks: got {}, expected a list"),
         ('{"benchmarks": []}', "machine_info: got nothing, expected a dict"),

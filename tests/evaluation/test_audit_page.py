@@ -135,6 +135,9 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ids.jsonl").write_text('{"trajectory": "a"}\n\n{"id": "b"}\n')
     with pytest.raises(AuditError, match=r"ids\.jsonl, line 3: trajectory: got None, expected an id"):
         read_ids(tmp_path / "ids.jsonl")
+    (tmp_path / "ids.jsonl").write_text("[1]\n")
+    with pytest.raises(AuditError, match=r"ids\.jsonl, line 1: "):
+        read_ids(tmp_path / "ids.jsonl")
 
 
 # The script, without a page

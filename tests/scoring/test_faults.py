@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from small_run import SmallRun, lines, native
 
 from jaxguard.guard import Guard
+from jaxguard.scoring import blocks
 from jaxguard.scoring.archive import score_archive
 from jaxguard.traces.jsonl import read_trajectories, write_trajectories
 from jaxguard.types import JaxguardError
@@ -398,3 +400,14 @@ def test_killed_and_started_again(small_run: SmallRun, guard: Guard, compiled: P
 @pytest.mark.usefixtures("like_the_child")
 def test_killed_a_hundred_times(small_run: SmallRun, guard: Guard, compiled: Path, tmp_path: Path) -> None:
     assert killed_at_random(small_run, guard, compiled, tmp_path, 100, seed=1) == 100
+
+
+def test_a_full_temporary_folder_is_named(
+    guard: Guard, small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(blocks, "_spool", full)
+    with pytest.raises(JaxguardError, match=r"temporary folder .*: cannot be written \(No space left on device\)"):
+        score(small_run.data, guard, tmp_path / "out")

@@ -53,6 +53,18 @@ def test_round_trip_is_exact(written: tuple[Path, TrainState]) -> None:
     assert {"jaxguard", "jax", "flax", "optax", "orbax", "numpy"} <= versions().keys()
 
 
+def test_what_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device\nand more")
+
+    checkpoints = Checkpoints(tmp_path / "stage", IDENTITY)
+    monkeypatch.setattr(checkpoints._manager, "save", full)
+    expected = r"stage/4: cannot be written \(RESOURCE_EXHAUSTED: No space left on device\); is the disk full"
+    with pytest.raises(TrainingError, match=expected):
+        checkpoints.save(state(4, 2), {}, META)
+    checkpoints.close()
+
+
 def test_relative_folders_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     checkpoints = Checkpoints(Path("here"), IDENTITY)
