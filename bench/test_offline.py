@@ -51,7 +51,7 @@ def archive(path: Path, config: ModelConfig, lengths: np.ndarray, new: float) ->
     store = FeatureStore.create_or_open(path, FINGERPRINT, config.embed_dim)
     store.add(texts, rng.normal(size=(len(texts), config.embed_dim)).astype(np.float32))
     return store, [
-        (obs[end - n : end].tolist(), act[end - n : end].tolist(), str(e))
+        Texts(obs[end - n : end].tolist(), act[end - n : end].tolist(), [], str(e))
         for n, end, e in zip(lengths, lengths.cumsum(), ins, strict=True)
     ]
 
