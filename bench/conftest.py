@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,14 @@ def float32() -> Iterator[None]:
     """On a GPU jax may multiply with fewer bits than float32 has, which PyTorch does not by default."""
     with jax.default_matmul_precision("highest") if jax.default_backend() != "cpu" else contextlib.nullcontext():
         yield
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """PyTorch counts what it compiled anew, and refuses beyond a limit: the variants of every test start at none."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"]._dynamo.reset()
 
 
 def _pin(cores: set[int]) -> None:

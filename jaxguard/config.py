@@ -122,7 +122,7 @@ class ModelConfig:
     """Sizes of the world model: D ``deter``, S ``stoch`` categoricals of C ``classes``, E ``embed_dim``.
 
     With ``grounded`` an action is given by two vectors: the call's, and that of what the run has said so far of the
-    things that the call names (:func:`jaxguard.features.grounding.excerpts`).
+    things that the call names (:mod:`jaxguard.features.grounding`: an excerpt).
 
     The last three take parts of it away, for ablations (paper, table 5). Without ``recurrent`` every step starts from
     the instruction's state, so that nothing is carried over. Without ``successor`` risk is read at the current state
