@@ -16,6 +16,9 @@ None looks at anything after the step's proposal (pre-action rule). Any change o
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -131,7 +134,7 @@ class Grounding:
     def add(self, observation: str) -> None:
         """Takes up what a step that ran had before it."""
         self._seen.append(self._apart(observation))
-        for word in self._seen[-1].words:
+        for word in self._seen[-1].vocabulary:
             self._places.setdefault(word, []).append(len(self._seen) - 1)
 
     def _apart(self, observation: str) -> _Sentences:
@@ -192,20 +195,40 @@ def _unescaped(text: str) -> str:
 
 
 class _Sentences:
-    """A text in sentences and lines, to be searched many times."""
+    """A text in sentences and lines, to be searched many times; taken apart when first something is found in it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.lines = [line for line in _SENTENCE.split(text) if line.strip()]
-        self._lower = [line.lower() for line in self.lines]
-        self.words: dict[str, list[int]] = {}  # lines by word, in order
-        for at, line in enumerate(self._lower):
-            for word in dict.fromkeys(_WORD.findall(line)):
-                self.words.setdefault(word, []).append(at)
+        self._whole = text.lower()
+
+    @functools.cached_property
+    def vocabulary(self) -> frozenset[str]:
+        """Its words."""
+        return frozenset(_WORD.findall(self._whole))
+
+    @functools.cached_property
+    def lines(self) -> list[str]:
+        """As they stand."""
+        return [line for line in _SENTENCE.split(self.text) if line.strip()]
+
+    @functools.cached_property
+    def _searched(self) -> tuple[list[str], str, list[int]]:
+        """The lines in lower case, the same in one text, and where each begins there, and the end."""
+        lower = [line.lower() for line in self.lines]
+        return lower, "\n".join(lower), [0, *itertools.accumulate(len(line) + 1 for line in lower)]
 
     def mentioning(self, value: str) -> list[int]:
         """Lines in which a value stands as a whole, not as a part of a longer name."""
-        return [at for at in _rarest(self.words, value) if _mentions(self._lower[at], value)]
+        if value not in self._whole:
+            return []
+        lower, joined, starts = self._searched
+        found, at = [], joined.find(value)
+        while at >= 0:
+            line = bisect.bisect_right(starts, at) - 1
+            if _mentions(lower[line], value):
+                found.append(line)
+            at = joined.find(value, starts[line + 1])
+        return found
 
 
 def _around(line: str, value: str) -> str:
