@@ -50,6 +50,7 @@ class Run(Generic[C]):
 
     Attributes:
         config: A guard's experiment, or a router's.
+        divided: The split as the folder holds it: ``splits`` without ``data.train_only``.
         digests: Of the split and of each data path's ids and labels, by name: what a guard was trained on.
     """
 
@@ -60,6 +61,7 @@ class Run(Generic[C]):
     encoder: Encoder
     store: FeatureStore
     digests: Mapping[str, str]
+    divided: Mapping[str, list[str]]
 
     def part(self, name: str) -> list[Trajectory]:
         """Trajectories of a part of the split."""
@@ -115,7 +117,7 @@ def _digest(value: Any) -> str:
 def digests_of(splits: Mapping[str, Sequence[str]], by_path: Mapping[str, Iterable[Trajectory]]) -> dict[str, str]:
     """Of a split and of each data path's ids and labels: what the bundle of a guard says that it was trained on.
 
-    ``splits`` are without ``data.train_only``, so that they are those of the folder that they were made for.
+    ``splits`` are as in the run's folder: without ``data.train_only``.
     """
     found = {path: _digest([_identity(trajectory) for trajectory in own]) for path, own in by_path.items()}
     return {SPLITS_FILE: _digest(splits), **found}
@@ -158,17 +160,20 @@ def prepare(folder: Path, config: C | None = None, *, fresh: bool = False, kind:
         )
     by_path = _by_path((*read.data.trajectories, *read.data.train_only, *read.data.unseen))
     trajectories = {t.id: t for found in by_path.values() for t in found}
-    more, unseen = (
-        {t.id: t for path in getattr(read.data, name) for t in by_path[path]} for name in ("train_only", "unseen")
-    )
-    for name, some in (("train_only", more), ("unseen", unseen)):
+    only = {
+        name: {t.id: t for path in getattr(read.data, name) for t in by_path[path]} for name in ("train_only", "unseen")
+    }
+    for name, some in only.items():
         if (paths := getattr(read.data, name)) and not some:
             raise RunError(f"data.{name}: no trajectory in {', '.join(paths)}")
+    more: dict[str, Trajectory] = only["train_only"]
     encoder = load_encoder(read.encoder)
     store = _store(read, encoder)
-    splits = _splits(read, trajectories, more, unseen, None if fresh else folder / SPLITS_FILE)
-    others = {name: [i for i in ids if i not in more] for name, ids in splits.items()}
-    return Run(folder, read, trajectories, splits, encoder, store, digests_of(others, by_path))
+    divided = {i: t for i, t in trajectories.items() if i not in more}
+    own: dict[str, list[str]] = _splits(read, divided, only["unseen"], None if fresh else folder / SPLITS_FILE)
+    splits = {**own, PARTS[0]: [*own[PARTS[0]], *sorted(more)]}
+    _refuse_shared_groups(splits, trajectories, more)
+    return Run(folder, read, trajectories, splits, encoder, store, digests_of(own, by_path), own)
 
 
 def _name(kind: type[Any]) -> str:
@@ -188,11 +193,11 @@ def establish(run: Run[Any]) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     file, split = run.folder / SPLITS_FILE, run.config.data.split
     if not file.exists():
-        if split.file and not run.config.data.train_only:  # copied: the run must not depend on a file elsewhere
+        if split.file:  # copied: the run must not depend on a file elsewhere
             write_whole(file, Path(split.file).read_text(encoding="utf-8"))
         else:
             save_splits(
-                file, run.splits, seed=split.seed, group_by=_group_by(run.config), join_actions=split.join_actions
+                file, run.divided, seed=split.seed, group_by=_group_by(run.config), join_actions=split.join_actions
             )
     if not (run.folder / CONFIG_FILE).exists():
         dump_settings(run.config, run.folder / CONFIG_FILE)
@@ -306,7 +311,6 @@ def _group_by(config: Config | RouteConfig) -> str | None:
 def _splits(
     config: Config | RouteConfig,
     trajectories: Mapping[str, Trajectory],
-    more: Mapping[str, Trajectory],
     unseen: Mapping[str, Trajectory],
     file: Path | None,
 ) -> dict[str, list[str]]:
@@ -316,10 +320,7 @@ def _splits(
     held_out = hold_out(config.routing, trajectories) if isinstance(config, RouteConfig) else {}
     for path in (file, named):
         if path is not None and path.exists():
-            known = trajectories if path is file else trajectories.keys() - more.keys()
-            found = load_splits(path, known)
-            if path is not file:
-                found = _with_more(found, trajectories, more)
+            found = load_splits(path, trajectories)
             if missing := [name for name in PARTS if name not in found]:
                 raise RunError(f"{path}: lacks {', '.join(missing)}, expected the parts {', '.join(PARTS)}")
             for name in PARTS[:3]:
@@ -334,23 +335,18 @@ def _splits(
     fractions = {name: getattr(split, name) for name in PARTS}
     options: dict[str, Any] = {"group_by": _group_by(config), "join_actions": split.join_actions}
     seen, other = ([t for i, t in some.items() if i not in held_out] for some in (trajectories, unseen))
-    seen = [t for t in seen if t.id not in unseen and t.id not in more]
     if unseen:
+        seen = [t for t in seen if t.id not in unseen]
         splits = transfer_splits(seen, other, fractions, split.seed, split.local, **options)
     else:
         splits = make_splits(seen, fractions, split.seed, **options)
-    splits = _with_more(splits, trajectories, more)
     return {**splits, UNSEEN: sorted(held_out)} if held_out else splits
 
 
-def _with_more(
+def _refuse_shared_groups(
     splits: Mapping[str, Sequence[str]], trajectories: Mapping[str, Trajectory], more: Mapping[str, Trajectory]
-) -> dict[str, list[str]]:
-    """The split with ``data.train_only`` in its training part.
-
-    Raises:
-        RunError: a group of it stands in another part.
-    """
+) -> None:
+    """Raises a RunError where a group of ``data.train_only`` stands in another part than training."""
     groups = {t.group for t in more.values() if t.group}
     for name, ids in splits.items():
         if name != PARTS[0] and (shared := [i for i in ids if trajectories[i].group in groups]):
@@ -358,7 +354,6 @@ def _with_more(
                 f"data.train_only: its group {trajectories[shared[0]].group!r} is also that of {shared[0]!r} in the "
                 f"{name} part, expected groups of its own"
             )
-    return {name: [*ids, *(sorted(more) if name == PARTS[0] else ())] for name, ids in splits.items()}
 
 
 def hold_out(settings: RoutingConfig, trajectories: Mapping[str, Trajectory]) -> dict[str, list[str]]:

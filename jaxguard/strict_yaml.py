@@ -24,6 +24,12 @@ def load_yaml(text: str) -> Any:
     """The plain value that ``text`` holds.
 
     Raises:
-        yaml.YAMLError: not YAML, or a key stands twice in one mapping.
+        yaml.YAMLError: not YAML, nested too deeply, or a key stands twice in one mapping.
     """
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
+    # Besides its own errors, PyYAML lets through what Python raises for 2020-13-45, "!!int x" or "!!timestamp x".
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise yaml.YAMLError(str(error)) from error

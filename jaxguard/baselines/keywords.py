@@ -69,8 +69,7 @@ def load_rules(path: Path = OWN_RULES) -> tuple[KeywordRule, ...]:
     """
     try:
         content = load_yaml(path.read_text(encoding="utf-8"))
-    # PyYAML lets through what Python raises for 2020-13-45 or "!!int x".
-    except (OSError, yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise RivalError(f"keyword rules {path}: cannot be read ({error})") from error
     found = content.get("rules") if isinstance(content, dict) and content.keys() == {"rules"} else None
     if not isinstance(found, list) or not found:

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from jaxguard.traces.files import load_json
 from jaxguard.types import JaxguardError
 
 SCENARIOS = {
@@ -197,13 +198,13 @@ def _part(name: str, value: Any) -> str:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path)
         json.dumps(content, ensure_ascii=False).encode()
     except FileNotFoundError:
         raise RecordsError(f"{path}: no such file, expected what `pytest bench --benchmark-json=FILE` wrote") from None
     except UnicodeEncodeError:
         raise RecordsError(f"{path}: holds half of a surrogate pair, expected Unicode text") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RecordsError(f"{path}: not JSON ({error}), expected a pytest-benchmark file") from None
     parts = (("benchmarks", list), ("machine_info", dict))
     for name, kind in parts:

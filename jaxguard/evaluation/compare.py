@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from jaxguard.decision.calibration import Calibration
 from jaxguard.evaluation.evaluate import GUARD
 from jaxguard.evaluation.table import COLUMNS
 from jaxguard.evaluation.wording import number, visible
+from jaxguard.results import CALIBRATION
+from jaxguard.traces.files import load_json
 from jaxguard.types import JaxguardError
 
 FIGURES = Path("report", "evaluation.json")
@@ -47,7 +48,7 @@ def read_outcome(run: Path) -> Outcome:
     if (run / "router").exists():
         raise CompareError(f"run folder {run}: is a router's, expected guards' runs; its report has its own figures")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_json(path)
         now = _thresholds(run)
         if now is not None and now != (found["lambda_block"], found["lambda_hold"]):
             raise CompareError(f"{path}: is of other thresholds than the bundle's; {again} again")
@@ -68,7 +69,7 @@ def read_outcome(run: Path) -> Outcome:
 
 def _thresholds(run: Path) -> tuple[float, float] | None:
     """Of the run's bundle as it is now; None where there is none."""
-    file = run / "guard" / "calibration.json"
+    file = run / "guard" / CALIBRATION
     if not file.exists():
         return None
     calibration = Calibration.from_json(file.read_text(encoding="utf-8"))

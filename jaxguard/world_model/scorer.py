@@ -141,8 +141,8 @@ class Scorer:
         def live(state: LiveState, x: jax.Array) -> tuple[LiveState, jax.Array]:
             w, carry = constants(len(state.carry)), state.carry
             pool = Pool(carry[:, deter], carry[:, deter + 1], carry[:, deter + 2 :])
-            obs, act = x[0], x[1] if len(x) == 2 else jnp.concatenate(list(x[1:]), axis=-1)
-            after, read = step(w, (carry[:, :deter], pool), observation(w, obs), action(w, act), state.given)
+            act = jnp.concatenate(list(x[1:]), axis=-1)
+            after, read = step(w, (carry[:, :deter], pool), observation(w, x[0]), action(w, act), state.given)
             return state._replace(carry=pack(*after)), read_mode(w, config, *read)
 
         def chunk(
@@ -195,7 +195,8 @@ class Scorer:
             unchanged and can be used again.
         """
         own = _vectors("observation", obs, self._dims[:1]), _vectors("action", act, self._dims[1:2])
-        after, risks = self._live(state, self._inputs(*(x[None] for x in own)))
+        # One array, [1 + A / E, 1, E]: every one costs a call some time.
+        after, risks = self._live(state, np.concatenate(own).reshape(-1, 1, self._dims[0]))
         hazard, prefix = np.asarray(risks)[0]
         return after, float(hazard), float(prefix)
 
@@ -211,12 +212,9 @@ class Scorer:
         """
         batch = len(state.carry)
         own = _vectors("observations", obs, (batch, self._dims[0])), _vectors("actions", act, (batch, self._dims[1]))
-        after, risks = self._live(state, self._inputs(*own))
+        x = np.concatenate(own, axis=1).reshape(batch, -1, self._dims[0])
+        after, risks = self._live(state, np.ascontiguousarray(x.swapaxes(0, 1)))
         return after, np.asarray(risks)
-
-    def _inputs(self, obs: np.ndarray, act: np.ndarray) -> np.ndarray:
-        """``[1 + A / E, B, E]``, one array, because every one costs a call some time."""
-        return np.stack([obs, *np.split(act, self._dims[1] // self._dims[0], axis=1)])
 
     def score(
         self, sequences: Iterable[Sequence], gather: Gather, lanes: int = LANES
